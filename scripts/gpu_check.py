@@ -350,13 +350,13 @@ fp8/speed & s=d12,large128,large512,d48 | fp8 speed of @s | i=(d12 large128 larg
 ranks: d12="./train_gpt2cu -e d12 -b 64 -t 1024" d48="./train_gpt2cu -e d48 -b 16 -t 1024" all=$(wc -w <<<"$GPUS")
 ranks: large="./train_bertcu -e bert-large -b 256 -t 128 -i $OUT/full_128/train.bin $lamb"
 ranks: y="-z 0" z="-z 1" a="-z 0 --bucket 16" b="-z 0 --bucket 1000000" c="-z 1 --bucket 16"
-ranks: d="-z 1 --bucket 1000000" e="-z 1 --reduce bf16"
+ranks: d="-z 1 --bucket 1000000"
 ranks: together() { launch $1 "${@:3}" -d $(($1 * $2)) --autotune 0; } # ranks, tokens of one, command
 ranks: step_d12="65536 $d12 -x 160" step_d48="16384 $d48 -x 56" step_large="32768 $large -x 140"
 ranks/speed | full_128 | needs 2; sentences full_128 128
 ranks/speed s=d12,d48,large | @s alone | needs 2; for gpu in $GPUS; do CUDA_VISIBLE_DEVICES=$gpu
     train alone_@s_$gpu together 1 $step_@s >$OUT/alone_@s_$gpu.log & pids+=($!); done; wait "${pids[@]}"
-ranks/speed s=d12,d48,large n=RANKS w=a,b,c,d,e | @s on @n GPUs, @w | echo "ways: $@w";
+ranks/speed s=d12,d48,large n=RANKS w=a,b,c,d | @s on @n GPUs, @w | echo "ways: $@w";
     train @s_on_@n together @n $step_@s $@w | scaling @s @n
 ranks/speed s=d12,d48,large n=FOUR | @s on @n GPUs: 97 % of linear | | linear @s @n
 # Every step has the same sequences for any number of ranks. Sums of another order round differently in bf16, by about 1e-3 in a
@@ -370,13 +370,13 @@ ranks/curves n=RANKS | @n ranks: weights_hash at each checkpoint | [ $(grep -c w
 ranks/curves w=again,more | curve @w | needs 2; launch $all $curve -z 1 -o $OUT/curve_@w
 ranks/curves | all ranks repeat bit for bit | | same curve_again curve_more
 # The sum of two numbers does not depend on their order.
-ranks/curves w=y,z,e | curve of 2, @w, overlapped | needs 2; launch 2 $curve $@w --bucket 16 -o $OUT/curve_overlapped_@w
-ranks/curves w=y,z,e | curve of 2, @w, after it | needs 2; launch 2 $curve $@w --bucket 1000000 -o $OUT/curve_after_@w
-ranks/curves w=y,z,e | 2 ranks, @w, sums overlapped or after: the same bits | | same curve_overlapped_@w curve_after_@w
+ranks/curves w=y,z | curve of 2, @w, overlapped | needs 2; launch 2 $curve $@w --bucket 16 -o $OUT/curve_overlapped_@w
+ranks/curves w=y,z | curve of 2, @w, after it | needs 2; launch 2 $curve $@w --bucket 1000000 -o $OUT/curve_after_@w
+ranks/curves w=y,z | 2 ranks, @w, sums overlapped or after: the same bits | | same curve_overlapped_@w curve_after_@w
 ranks/curves | curve to step 10 | needs 2; launch $all $curve -z 1 -o $OUT/curve_stopped --stop-after 10
 ranks/curves | curve from step 10 | needs 2; launch $all ./train_gpt2cu -y 1 -z 1 -o $OUT/curve_stopped
 ranks/curves | all ranks resumed equal straight | | same curve_stopped curve_more
-ranks/curves | | set +f; forget curve_{1,2,4,8,again,more,stopped} curve_{overlapped,after}_{y,z,e}
+ranks/curves | | set +f; forget curve_{1,2,4,8,again,more,stopped} curve_{overlapped,after}_{y,z}
 # Ranks that are killed and stopped, fewer and more ranks, fp8.
 ranks/tests m=gpt2,bert | ranks_@m | needs 2; bash dev/test/ranks.sh ./train_@mcu | totals
 # The cost of a 1558M checkpoint, written while the steps wait and in the background.

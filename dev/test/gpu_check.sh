@@ -37,7 +37,7 @@ for part in $parts; do
         cut -d '|' -f 3- "$work/report" | sed 's/ | [a-z_A-Z0-9 ^.*()|=-]*$//' | bash -n
     verdict "$part: its commands are complete" $?
 done
-COUNT=4 checked --list --part ranks/speed && has 'd12 on 4 GPUs, e |' && ! has 'on 8 GPUs'
+COUNT=4 checked --list --part ranks/speed && has 'd12 on 4 GPUs, d |' && ! has 'on 8 GPUs'
 verdict 'loops over as many ranks as there are GPUs' $?
 checked --part nonsense
 verdict 'an unknown part is refused' $(($? != 2))
