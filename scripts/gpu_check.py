@@ -18,7 +18,7 @@ compare training with PyTorch, run the sanitizers and the profiler, and benchmar
 
 PARTS: "build bert fp8/speed", for example: a part's pieces stand behind a slash (default: all but flags, fp8, ranks and
 older). --only runs the checks whose name matches, "racecheck gelu" for example. --list shows the commands and runs none. A
-part takes at most ten minutes, but for fp8/speed and ranks on fewer than four GPUs.
+part takes at most ten minutes; ranks, fp8/curves and fp8/speed take more.
 
 Writes FOLDER/gpu_check.txt (default out/gpu_check): "RESULT name key=value ..." for every result and, at the end, "N passed,
 N failed". Full logs are in the same folder. Exit status 0 only if everything passed. Environment:
@@ -241,18 +241,15 @@ older | heads of 128 on 7.5 | grep 'heads of 128 channels is materialized' $OUT/
 
 profile: mkdir -p $OUT/reports
 profile: report() { cp $OUT/$1/profile.txt $OUT/reports/$2.txt && sed -n '1,/^By kernel/p' $OUT/$1/profile.txt|cut -c 1-200; }
-profile/gpt2 | run profile_gpt2_124m | train profile_gpt2_124m ./train_gpt2cu -e d12 -b 64 -t 1024 -x 65 --profile 5
-profile/gpt2 | explained profile_gpt2_124m | explain profile_gpt2_124m/profile --overhead 10 | shows ^RESULT
-profile/gpt2 | report gpt2_124m | report profile_gpt2_124m/profile gpt2_124m | shows .
-profile/gpt2 | run plain_gpt2_124m | train plain_gpt2_124m ./train_gpt2cu -e d12 -b 64 -t 1024 -x 65
-profile/gpt2 | with_profile_over_without | | ratio profile_gpt2_124m plain_gpt2_124m ms
-profile/gpt2 | | forget {profile,plain}_gpt2_124m
-profile/bert | full_128 | sentences full_128 128
-profile/bert | run profile_bert_large_phase1 | train profile_bert_large_phase1 ./train_bertcu -e bert-large -b 256 -t 128
-    -i $OUT/full_128/train.bin $lamb -x 65 --profile 5
-profile/bert | explained profile_bert_large_phase1 | explain profile_bert_large_phase1/profile --overhead 10 | shows ^RESULT
-profile/bert | report bert_large_phase1 | report profile_bert_large_phase1/profile bert_large_phase1 | shows .
-profile/bert | | forget profile_bert_large_phase1; rm -rf $OUT/full_128
+profile/reports: gpt2_124m="./train_gpt2cu -e d12 -b 64 -t 1024 -x 65"
+profile/reports: bert_large_phase1="./train_bertcu -e bert-large -b 256 -t 128 -i $OUT/full_128/train.bin $lamb -x 65"
+profile/reports | full_128 | sentences full_128 128
+profile/reports s=gpt2_124m,bert_large_phase1 | run profile_@s | train profile_@s $@s --profile 5
+profile/reports s=gpt2_124m,bert_large_phase1 | explained @s | explain profile_@s/profile --overhead 10 | shows ^RESULT
+profile/reports s=gpt2_124m,bert_large_phase1 | report @s | report profile_@s/profile @s | shows .
+profile/reports s=gpt2_124m,bert_large_phase1 | run plain_@s | train plain_@s $@s
+profile/reports s=gpt2_124m,bert_large_phase1 | @s: with_profile_over_without | | ratio profile_@s plain_@s ms
+profile/reports | | forget {profile,plain}_{gpt2_124m,bert_large_phase1}; rm -rf $OUT/full_128
 profile/published | published set-ups | bash scripts/profile_reference.sh --out $OUT/published --pages $OUT/reports
 profile/published | explained published | for run in $OUT/published/*/profile; do name=$(basename ${run%/profile});
     explain published/$name/profile --overhead 10 && cp $run/profile.txt $OUT/reports/$name.txt || exit; done | shows ^RESULT
@@ -331,18 +328,16 @@ fp8/memory | | set +f; forget fp8_memory
 # BERT of 4 layers for 12,000 steps: its accuracy at most 0.5 points lower. BERT-large for 300 steps: its loss at most 0.5 %
 # higher.
 fp8/curves: four="./train_bertcu -e L=4,C=512,NH=8,V=30522,T=512 -b 256 -t 128 -x 12000 -u 2000 -l 7e-4 -k linear -c 0.01"
-fp8/curves: four+=" --dropout 0.1 -v 12000 -i $bert_data" large="$large128 -x 300 -v 300" gpus=($GPUS) quiet="${quiet#-v 0}"
-fp8/curves & s=four,large f=0,1 | fp8: curve of @s with --fp8 @f | export CUDA_VISIBLE_DEVICES=${gpus[@f % ${#gpus[@]}]};
+fp8/curves: four+=" --dropout 0.1 -v 12000 -i $bert_data" large="$large128 -x 300 -v 300" quiet="${quiet#-v 0}"
+fp8/curves s=four,large f=0,1 | fp8: curve of @s with --fp8 @f |
     train fp8_@s_@f $@s -j ${bert_data/train/val} -m 0 --fp8 @f
 fp8/curves | fp8: accuracies of four | | curve four val_mlm_accuracy -0.005
 fp8/curves | fp8: losses of large | | curve large val_loss 1.005
 fp8/curves | | set +f; forget fp8_{four,large}_{0,1}
-# Means of 30 s after 15 s, in turn on one GPU, after 400 steps (d48: 150). Every GPU takes its share of the sizes.
-fp8/speed: d12="--settle 400 -- $d12" large128="--settle 400 -- $large128" large512="--settle 400 -- $large512"
-fp8/speed: d48="--apart --settle 150 -- $d48" gpus=($GPUS)
-fp8/speed: speed() { CUDA_VISIBLE_DEVICES=$1 $PYTHON dev/reference/fp8_speed.py $2 --seconds 30 --out $OUT "${@:3}"; }
-fp8/speed & s=d12,large128,large512,d48 | fp8 speed of @s | i=(d12 large128 large512 d48); for k in {0..3}; do
-    [ ${i[k]} != @s ] || speed ${gpus[k % ${#gpus[@]}]} $@s; done | shows ^RESULT
+# Means of 30 s after 15 s, in turn, after 400 steps (d48: 150).
+fp8/speed: settle_d48="--apart --settle 150"
+fp8/speed s=d12,large128,large512,d48 | fp8 speed of @s | $PYTHON dev/reference/fp8_speed.py @s
+    ${settle_@s:---settle 400} --seconds 30 --out $OUT -- $@s | shows ^RESULT
 
 # Linear speed: all GPUs run at the same time, each on its own, with the same matmul algorithms as together. The all-reduce
 # overlaps with the backward pass (--bucket 16) or runs once after it; which is faster depends on the model. One micro-batch a
