@@ -1,10 +1,20 @@
 #!/usr/bin/env bash
 # Check the sources without running them, in seconds (minutes with nvcc): every header compiles alone (gcc as C11, g++
 # as C++17, nvcc if present), includes go down only, files and functions stay within their budgets, forbidden words are
-# absent, the formatting is clang-format's, and links in the documentation are valid. Ends with the size of llmc/ by
-# folder and "N passed, N failed".
+# absent, the formatting is clang-format's, links in the documentation are valid, and folders stay within dev/budgets.txt. Ends
+# with "N passed, N failed". `dev/check.sh --sizes` prints the sizes of now, in the form of dev/budgets.txt.
 set -u
 cd "$(dirname "$0")/.."
+# Lines of each folder with a cap, and of the whole repository, as git has them.
+sizes() {
+    git ls-files -z | xargs -0 wc -l | awk '$2 == "total" {next}
+        {n = split($2, part, "/"); all += $1
+         if (n > 1 && part[1] ~ /^(llmc|scripts|docs)$/) size[part[1] "/"] += $1
+         if (n > 2 && part[1] ~ /^(llmc|dev)$/) size[part[1] "/" part[2] "/"] += $1
+         if (part[1] == "dev") size["dev/"] += $1}
+        END {for (folder in size) print size[folder], folder; print all, "."}' | sort -k 2
+}
+if [ "${1:-}" = --sizes ]; then sizes; exit; fi
 passed=0 failed=0
 ok() { passed=$((passed + 1)); }
 fail() { failed=$((failed + 1)); echo "FAIL $*"; }
@@ -160,11 +170,15 @@ elif faults=$(python3 dev/mutants.py --check 2>&1); then ok; else fail "$faults"
 if ! command -v python3 >/dev/null; then echo "skip links of the documentation: python3 was not found"
 elif ! git rev-parse --git-dir >/dev/null 2>&1; then echo "skip links of the documentation: this is not a clone"
 elif broken=$(python3 dev/check_docs.py 2>&1); then ok; else fail "links or names in the documentation:"; echo "$broken"; fi
-# --- size of the library, generated tables included
-for folder in llmc/*/; do
-    files=$(grep "^$folder" <<<"$headers")
-    printf '%-18s %6d lines in %3d headers\n' "$folder" "$(cat $files | wc -l)" "$(wc -w <<<"$files")"
-done
-printf '%-18s %6d lines in %3d headers\n' llmc/ "$(cat $headers | wc -l)" "$(wc -w <<<"$headers")"
+# --- sizes: every folder within its cap of dev/budgets.txt, which only goes down
+if git rev-parse --git-dir >/dev/null 2>&1; then
+    while read -r count folder; do
+        cap=$(awk -v folder="$folder" '$2 == folder {print $1}' dev/budgets.txt)
+        printf '%-18s %7d lines, at most %s\n' "$folder" "$count" "${cap:-none}"
+        if [ -n "$cap" ] && [ "$count" -le "$cap" ]; then ok; else fail "$folder has $count lines, dev/budgets.txt allows ${cap:-none}"; fi
+    done < <(sizes)
+else
+    echo "skip sizes: this is not a clone"
+fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -3,27 +3,21 @@
 
     plot.py out/mine                              -> out/mine/plot.png
     plot.py out/a out/b out/c --x tokens --output compare.svg
-    plot.py out/a out/b --tensorboard out/tb      -> tensorboard --logdir out/tb
 
 A run is its output directory or a log.jsonl. Each quantity in a log gets a panel, each run a colour: training loss
 (faint, with a running mean), validation loss, HellaSwag and other sets, BERT's two losses and accuracies, speed,
 gradient norm, learning rate. Values that are not numbers (null, NaN) are skipped and, in the training loss, marked by a
 cross. If a step is repeated, its last line counts; an incomplete line is skipped. A log may still be growing.
 
-Needs `matplotlib`; for --tensorboard `tensorboard` or `tensorboardX` instead. TensorBoard gets all numbers of a log,
-including those without a panel. An earlier export of the same run in that directory is replaced.
+Needs `matplotlib`.
 """
-import argparse
-import glob
 import math
 import os
-import re
 import sys
 
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev"))
-from user_error import Parser, UserError, parse_json, replacing, run, writing  # noqa: E402
+from user_error import Parser, UserError, parse_json, replacing, run  # noqa: E402
 
-EVENTS_SUFFIX = ".log"  # of our event files, so that no others are replaced
 FORMATS = "png", "svg", "pdf"
 
 # Panels from the top left: title and what is drawn: member of the log, style, name in the panel's own legend. "mean": faint
@@ -62,7 +56,6 @@ class Run:
         objects = 0
         try:
             with open(self.log, encoding="utf-8", errors="replace") as f:
-                self.modified = os.fstat(f.fileno()).st_mtime
                 for line in f:
                     objects += self._read_line(line)
         except FileNotFoundError:
@@ -111,14 +104,14 @@ class Run:
             self.tokens.append(self.tokens[-1] + count * tokens)
             self.hours.append(self.hours[-1] + count * seconds / 3600)
 
-    def series(self, member, since=0):
+    def series(self, member):
         """Steps and values of a member, in order."""
         values = self.members.get(member, {})
-        steps = sorted(s for s in values if s >= since)
+        steps = sorted(values)
         return steps, [values[s] for s in steps]
 
-    def has(self, member, since=0):
-        return any(math.isfinite(v) for v in self.series(member, since)[1])
+    def has(self, member):
+        return any(math.isfinite(v) for v in self.series(member)[1])
 
 
 def to_number(value):
@@ -184,32 +177,32 @@ class Axis:
         return np.interp(steps, run.steps, along)
 
 
-def reach_of(n, window):
-    """Half width of the running mean: 1/25 of the run by default; narrower at its steep beginning."""
+def reach_of(n):
+    """The ends of the running mean: over 1/25 of the run, narrower at its steep beginning."""
     import numpy as np
 
     at = np.arange(n)
-    reach = np.minimum(n // 50 if window is None else window // 2, at)
+    reach = np.minimum(n // 50, at)
     return at - reach, np.minimum(at + reach + 1, n)
 
 
-def running_mean(values, window):
+def running_mean(values):
     import numpy as np
 
-    begin, end = reach_of(len(values), window)
+    begin, end = reach_of(len(values))
     total = np.concatenate([[0], np.cumsum(values)])
     return np.arange(len(values)), (total[end] - total[begin]) / (end - begin)
 
 
-def running_median(values, window):
+def running_median(values):
     import numpy as np
 
-    begin, end = reach_of(len(values), window)
+    begin, end = reach_of(len(values))
     places = np.unique(np.linspace(0, len(values) - 1, MEDIAN_POINTS).astype(int))
     return places, np.array([np.median(values[begin[i] : end[i]]) for i in places])
 
 
-def draw_series(plot, x, y, style, color, options):
+def draw_series(plot, x, y, style, color):
     """Draw one member of one run; returns the values that are numbers."""
     import numpy as np
 
@@ -219,10 +212,10 @@ def draw_series(plot, x, y, style, color, options):
         plot.plot(lost, np.full(len(lost), 0.97), "x", color=color, transform=plot.get_xaxis_transform(), clip_on=False)
     single = "o" if len(y) == 1 else None
     if style in ("mean", "median"):
-        is_noisy = len(y) >= 100 and options.smooth != 1  # enough points for a mean to be clearer than the points
+        is_noisy = len(y) >= 100  # enough points for a mean to be clearer than the points
         plot.plot(x, y, color=color, alpha=0.25 if is_noisy else 1, linewidth=0.7 if is_noisy else 1.4, marker=single)
         if is_noisy:
-            places, smooth = (running_mean if style == "mean" else running_median)(y, options.smooth)
+            places, smooth = (running_mean if style == "mean" else running_median)(y)
             plot.plot(x[places], smooth, color=color, linewidth=1.5)
     elif style == "line":
         plot.plot(x, y, color=color, linewidth=1.5, marker=single)
@@ -249,17 +242,17 @@ def short(value):
     return f"{value / 1000**power:.6g}{['', 'k', 'M', 'B', 'T'][power]}"
 
 
-def draw_panel(plot, panel, runs, colors, axis, options):
+def draw_panel(plot, panel, runs, colors, axis):
     import numpy as np
     from matplotlib.lines import Line2D
 
     title, drawn = panel
     entries, odd = [], []
     for member, style, label in drawn:
-        there = [(run, color) for run, color in zip(runs, colors) if run.has(member, options.since)]
+        there = [(run, color) for run, color in zip(runs, colors) if run.has(member)]
         for run, color in there:
-            steps, values = run.series(member, options.since)
-            seen = draw_series(plot, axis.of(run, steps), np.array(values), style, color, options)
+            steps, values = run.series(member)
+            seen = draw_series(plot, axis.of(run, steps), np.array(values), style, color)
             odd += [seen] if style == "median" else []
         if there and label:
             line, marker = {"dots": ("-", "o"), "dashed": ("--", "s")}.get(style, ("-", None))
@@ -297,19 +290,12 @@ def evaluation_panels(members):
     return panels
 
 
-def panels_of(runs, options):
+def panels_of(runs):
     """The panels with data: speed in sequences/s if every run logs them, else in tokens/s."""
     speed = "tok_s" if all(run.has("seq_s") for run in runs) else "seq_s"
-    panels = [p for p in PANELS if p[1][0][0] != speed] + [(name, [(name, "mean", "")]) for name in options.also]
+    panels = [p for p in PANELS if p[1][0][0] != speed]
     panels[EVALUATIONS_AFTER:EVALUATIONS_AFTER] = evaluation_panels({m for run in runs for m in run.members})
-    for name in options.also:
-        if not any(run.has(name, options.since) for run in runs):
-            known = sorted({m for run in runs for m in run.members})
-            raise UserError(f"--also {name}: no log has numbers of that name; there are {', '.join(known)}")
-    panels = [p for p in panels if any(run.has(m, options.since) for m, _, _ in p[1] for run in runs)]
-    if not panels:
-        raise UserError(f"--since {options.since}: no log has anything from that step on")
-    return panels
+    return [p for p in panels if any(run.has(m) for m, _, _ in p[1] for run in runs)]
 
 
 def colors_of(count):
@@ -330,7 +316,7 @@ def draw(runs, options):
     import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
 
-    panels, axis, colors = panels_of(runs, options), Axis(options.x, runs), colors_of(len(runs))
+    panels, axis, colors = panels_of(runs), Axis(options.x, runs), colors_of(len(runs))
     columns = len(panels) if len(panels) <= 2 else 2 if len(panels) <= 4 else 3
     rows = -(-len(panels) // columns)
     width, name_width = 4.6 * columns, 0.75 + 0.085 * max(len(run.name) for run in runs)
@@ -340,7 +326,7 @@ def draw(runs, options):
     figure, plots = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, sharex=True)
     plots = plots.ravel()
     for plot, panel in zip(plots, panels):
-        draw_panel(plot, panel, runs, colors, axis, options)
+        draw_panel(plot, panel, runs, colors, axis)
     for i, plot in enumerate(plots):
         plot.set_visible(i < len(panels))
         plot.tick_params(labelbottom=True)
@@ -371,69 +357,7 @@ def write_picture(figure, path):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# TensorBoard
-
-
-def event_classes():
-    """(EventFileWriter, Event, Summary) of whichever package is installed; both have the same interface."""
-    try:
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError:
-        try:
-            from tensorboardX.event_file_writer import EventFileWriter
-            from tensorboardX.proto import event_pb2, summary_pb2
-        except ImportError:
-            raise UserError(
-                "--tensorboard needs the Python package 'tensorboard'; install it with: pip install tensorboard"
-            )
-    return EventFileWriter, event_pb2.Event, summary_pb2.Summary
-
-
-def export_events(run, folder, since):
-    """Every number of a log, with the wall time of its step, assuming that the run had no pause."""
-    writer_class, event_class, summary_class = event_classes()
-    os.makedirs(folder, exist_ok=True)
-    for path in glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*" + EVENTS_SUFFIX)):
-        os.remove(path)
-    writer = writer_class(folder, filename_suffix=EVENTS_SUFFIX)
-    begun, count = run.modified - 3600 * run.hours[-1], 0
-    by_step = {}
-    for member in run.members:
-        for step, value in zip(*run.series(member, since)):
-            if math.isfinite(value):
-                by_step.setdefault(step, []).append((member, value))
-    passed = 0
-    for step in sorted(by_step):
-        while passed + 1 < len(run.steps) and run.steps[passed + 1] <= step:
-            passed += 1
-        values = [summary_class.Value(tag=member, simple_value=value) for member, value in by_step[step]]
-        time = begun + 3600 * run.hours[passed]
-        writer.add_event(event_class(wall_time=time, step=step, summary=summary_class(value=values)))
-        count += len(values)
-    writer.close()
-    return count
-
-
-def export(runs, options):
-    for run in runs:
-        folder = os.path.join(options.tensorboard, run.name)
-        with writing(folder):
-            count = export_events(run, folder, options.since)
-        print(f"{folder}: {count} scalars of {len(run.members)} names")
-
-
-# ----------------------------------------------------------------------------------------------------------
 # Command line
-
-
-def whole_number(least):
-    def parse(text):
-        if not re.fullmatch(r"\d{1,15}", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
-        return int(text)
-
-    return parse
 
 
 def parse(arguments):
@@ -442,21 +366,6 @@ def parse(arguments):
     parser.add_argument("--output", metavar="FILE", help=".png, .svg or .pdf (default: plot.png in the folder of the first log)")
     parser.add_argument(
         "--x", choices=("step", "tokens", "hours"), default="step", help="the x axis (default: step)"
-    )
-    parser.add_argument("--since", type=whole_number(0), default=0, metavar="STEP", help="skip earlier steps")
-    parser.add_argument(
-        "--smooth",
-        type=whole_number(1),
-        metavar="N",
-        help="steps in a running mean (default: a 25th of the run); 1: none",
-    )
-    parser.add_argument(
-        "--also", action="append", default=[], metavar="MEMBER", help="one more panel, of this member of the log"
-    )
-    parser.add_argument(
-        "--tensorboard",
-        metavar="DIR",
-        help="export to TensorBoard, DIR/RUN each; plots only where --output is given too",
     )
     options = parser.parse_args(arguments)
     if options.output is not None and options.output.rpartition(".")[2].lower() not in FORMATS:
@@ -467,11 +376,8 @@ def parse(arguments):
 def main(arguments):
     options = parse(arguments)
     runs = read_runs(options.runs)
-    if options.tensorboard is not None:
-        export(runs, options)
-    if options.output is not None or options.tensorboard is None:
-        options.output = options.output or os.path.join(os.path.dirname(runs[0].log), "plot.png")
-        draw(runs, options)
+    options.output = options.output or os.path.join(os.path.dirname(runs[0].log), "plot.png")
+    draw(runs, options)
 
 
 if __name__ == "__main__":

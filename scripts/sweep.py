@@ -1,12 +1,9 @@
 #!/usr/bin/env python3
-"""Try settings of a trainer: all combinations of some values, or random ones, one process a GPU.
+"""Try settings of a trainer: all combinations of some values, one process a GPU.
 
     sweep.py out/sweep --vary lr=6e-4,1.2e-3,2.4e-3 --vary optimizer=adamw,muon -- ./train_gpt2cu -e d12 -i ... -x 335
-    sweep.py out/sweep --vary lr=1e-4:1e-2 --vary weight-decay=0,0.1 --random 20 -- ./train_gpt2cu ...
 
 --vary NAME=A,B,C     the values of the trainer's flag --NAME; "recipe" and "seed" are flags like any other
---vary NAME=LOW:HIGH  with --random: a value between both, drawn evenly on a logarithmic scale
---random N            N random combinations instead of all (--random-seed: others)
 --gpus 0,1,2          one process at a time on each of these GPUs; default: all that nvidia-smi lists; the CPU if none
 --jobs N              on the CPU: N processes that share the cores (default 1)
 --metric NAME         key of log.jsonl whose last value ranks the runs (default val_loss): the lowest is the best, but
@@ -16,8 +13,7 @@
 The same command continues an interrupted sweep: finished runs are kept, and a stopped run resumes from its last
 checkpoint (-n of the trainer) or, without one, starts again. A run that diverged counts as finished. Each run has a
 directory in out/sweep; one that no sweep has made is refused. If this program is killed, its running trainers save and
-stop. Whenever a run ends, two files are written: table.md, a row for each run, the best first; and
-sweep.svg, the metric over the first numeric setting, a line for each combination of the others.
+stop. Whenever a run ends, table.md is written: a row for each run, the best first.
 
 Exit status: 0 all runs are done; 1 some failed, are left or did not log the metric; 2 wrong usage.
 """
@@ -28,7 +24,6 @@ import itertools
 import json
 import math
 import os
-import random
 import re
 import shlex
 import shutil
@@ -42,7 +37,6 @@ sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from user_error import FAILED, Parser, UserError, lock, parse_json, read_json, run, write_atomically, writing  # noqa: E402
 
 DIVERGED = 3  # the trainer's exit status
-COLOURS = "#4269d0 #efb118 #ff725c #6cc5b0 #3ca951 #ff8ab7 #a463f2 #97bbf5 #9c6b4e #9498a0".split()
 MARK = "# sweep.py: "  # begins the output of a run, and shows that the run's directory is a sweep's
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None)
@@ -57,39 +51,15 @@ def read_variation(text):
     name, equals, values = text.partition("=")
     name = name.lstrip("-")
     if not name or not equals or not values or "" in values.split(","):
-        raise UserError(f"--vary {text}: is not NAME=VALUE,VALUE,... or NAME=LOW:HIGH")
+        raise UserError(f"--vary {text}: is not NAME=VALUE,VALUE,...")
     if len(set(values.split(","))) <= values.count(","):
         raise UserError(f"--vary {text}: a value is there twice")
-    bounds = values.split(":")
-    try:
-        low, high = map(float, bounds)
-    except ValueError:
-        return name, values.split(",")
-    if not 0 < low < high < math.inf:
-        raise UserError(f"--vary {text}: needs 0 < LOW < HIGH")
-    return name, (low, high)
+    return name, values.split(",")
 
 
-def combinations(variations, count, seed):
+def combinations(variations):
     """The settings of each run: lists of (name, text)."""
-    if count is None:
-        for name, values in variations:
-            if isinstance(values, tuple):
-                raise UserError(f"--vary {name}={values[0]:g}:{values[1]:g}: a range needs --random N")
-        return [list(zip([n for n, _ in variations], each)) for each in itertools.product(*[v for _, v in variations])]
-    draw, found, tries = random.Random(seed), [], 0
-    while len(found) < count and tries < 100 * count:
-        tries += 1
-        one = []
-        for name, values in variations:
-            if isinstance(values, tuple):
-                value = f"{math.exp(draw.uniform(math.log(values[0]), math.log(values[1]))):.3g}"
-            else:
-                value = draw.choice(values)
-            one.append((name, value))
-        if one not in found:
-            found.append(one)
-    return found
+    return [list(zip([n for n, _ in variations], each)) for each in itertools.product(*[v for _, v in variations])]
 
 
 def name_of(settings):
@@ -243,63 +213,6 @@ def write_table(path, trials, metric):
     write_atomically(path, "\n".join(lines) + "\n")
 
 
-def is_number(text):
-    try:
-        return float(text) > 0
-    except ValueError:
-        return False
-
-
-def escape(text):
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def write_plot(path, trials, metric):
-    """The metric over the first setting with several numeric values, a line for each combination of the others."""
-    names = [name for name, _ in trials[0].settings]
-    done = [t for t in trials if score(t)[0] == 0]
-    axis = None
-    for i in range(len(names)):
-        values = {t.settings[i][1] for t in trials}
-        if axis is None and len(values) > 1 and all(map(is_number, values)):
-            axis = i
-    if axis is None or not done:
-        return False
-    lines = {}
-    for t in done:
-        others = ", ".join(f"{n} {v}" for i, (n, v) in enumerate(t.settings) if i != axis)
-        lines.setdefault(others, []).append((float(t.settings[axis][1]), t.result["last"]))
-    xs = sorted({x for points in lines.values() for x, _ in points})
-    ys = [y for points in lines.values() for _, y in points]
-    low, high = min(ys), max(ys)
-    width, height, left, top = 720, 360, 70, 20
-    span_x, span_y = math.log(xs[-1] / xs[0]) or 1, (high - low) or 1
-    at_x = lambda x: left + (width - left - 20) * (0.03 + 0.94 * math.log(x / xs[0]) / span_x)
-    at_y = lambda y: top + (height - top - 50) * (0.95 - 0.9 * (y - low) / span_y)
-    total = height + 18 * len(lines)
-    svg = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{total}" font-family="sans-serif" '
-        f'font-size="12"><rect width="100%" height="100%" fill="white"/>'
-    ]
-    for x in xs:
-        svg.append(f'<text x="{at_x(x):.1f}" y="{height - 30}" text-anchor="middle">{x:g}</text>')
-    for y in sorted({low, high, (low + high) / 2}):
-        svg.append(f'<text x="{left - 8}" y="{at_y(y) + 4:.1f}" text-anchor="end">{y:.4g}</text>')
-        svg.append(f'<line x1="{left}" x2="{width - 20}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}" stroke="#ddd"/>')
-    svg.append(f'<text x="{width / 2}" y="{height - 12}" text-anchor="middle">{escape(names[axis])}</text>')
-    svg.append(f'<text x="{left}" y="14">{escape(metric)}</text>')
-    for i, (name, points) in enumerate(sorted(lines.items())):
-        colour, y = COLOURS[i % len(COLOURS)], height + 18 * i
-        points.sort()
-        path_of = " ".join(f"{at_x(px):.1f},{at_y(py):.1f}" for px, py in points)
-        svg.append(f'<polyline points="{path_of}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        svg += [f'<circle cx="{at_x(px):.1f}" cy="{at_y(py):.1f}" r="3" fill="{colour}"/>' for px, py in points]
-        svg.append(f'<rect x="{left}" y="{y - 4}" width="12" height="4" fill="{colour}"/>')
-        svg.append(f'<text x="{left + 18}" y="{y + 2}">{escape(name) or "all"}</text>')
-    write_atomically(path, "\n".join(svg + ["</svg>"]) + "\n")
-    return True
-
-
 # ----------------------------------------------------------------------------------------------------------
 
 
@@ -322,8 +235,6 @@ def parse(arguments):
     parser = Parser(__doc__)
     parser.add_argument("out")
     parser.add_argument("--vary", action="append", default=[])
-    parser.add_argument("--random", type=int)
-    parser.add_argument("--random-seed", type=int, default=1)
     parser.add_argument("--gpus")
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--metric", default="val_loss")
@@ -339,8 +250,6 @@ def parse(arguments):
         raise UserError("give the trainer and its flags after --")
     if not options.vary:
         raise UserError("give at least one --vary NAME=VALUES")
-    if options.random is not None and options.random < 1:
-        raise UserError(f"--random {options.random}: must be at least 1")
     if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: must be at least 1")
     if options.minutes is not None and options.minutes <= 0:
@@ -353,8 +262,7 @@ def parse(arguments):
 def claim(options, variations):
     """The directory belongs to one command, whose other options may change, and to one process at a time. Returns the lock."""
     path = os.path.join(options.out, "sweep.json")
-    mine = {"command": options.command, "vary": [[n, list(v)] for n, v in variations], "metric": options.metric}
-    mine["random"] = [options.random, options.random_seed] if options.random else None
+    mine = {"command": options.command, "vary": [list(each) for each in variations], "metric": options.metric}
     os.makedirs(options.out, exist_ok=True)
     f = lock(path, f"{options.out}: another sweep is running there; wait for it, or choose another directory")
     try:
@@ -377,7 +285,7 @@ def main():
     names = [name for name, _ in variations]
     if len(set(names)) < len(names):
         raise UserError(f"--vary {names}: a name is there twice")
-    combined = combinations(variations, options.random, options.random_seed)
+    combined = combinations(variations)
     name, count = collections.Counter(map(name_of, combined)).most_common(1)[0]
     if count > 1:
         raise UserError(f"{name}: would be the directory of several runs; name their files differently")
@@ -397,7 +305,6 @@ def main():
             value = value or "is not in log.jsonl"
             print(f"{trial.name}: {options.metric} {value}, {r['steps']} steps, {r['seconds']:.1f} s", flush=True)
         write_table(os.path.join(options.out, "table.md"), trials, options.metric)
-        write_plot(os.path.join(options.out, "sweep.svg"), trials, options.metric)
 
     print(f"{len(trials)} runs, {len(trials) - len(queue)} of them done", flush=True)
     for number_ in (signal.SIGINT, signal.SIGTERM):
@@ -412,7 +319,6 @@ def main():
     for worker in workers:
         worker.result()  # raises what it failed with
     write_table(os.path.join(options.out, "table.md"), trials, options.metric)
-    write_plot(os.path.join(options.out, "sweep.svg"), trials, options.metric)
     left = sum(t.result is None for t in trials)
     print(f"{os.path.join(options.out, 'table.md')}: {len(trials) - left} of {len(trials)} runs")
     held.close()

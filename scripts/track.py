@@ -1,22 +1,21 @@
 #!/usr/bin/env python3
-"""Send a run's log to an experiment tracker (Weights & Biases, trackio or MLflow), while it grows or afterwards.
+"""Send a run's log to an experiment tracker (Weights & Biases or MLflow), while it grows or afterwards.
 
     track.py OUT                                send the part of OUT/log.jsonl that was not sent yet
     track.py OUT --follow                       continue until Ctrl-C
     track.py OUT --to mlflow --project mine
 
-OUT is the directory of a run. The tracker is the first of wandb, trackio and mlflow that is installed, unless --to
-names it. The tracker's own settings choose the destination (WANDB_MODE=offline, MLFLOW_TRACKING_URI and so on). It
-gets the settings, every number of log.jsonl at its step and, except for trackio, the files loss.svg, plot.png,
-sample.txt, profile/profile.txt and profile/profile.html when they change.
+OUT is the directory of a run. The tracker is wandb or, where that is not installed, mlflow, unless --to names it. The tracker's own settings choose the destination (WANDB_MODE=offline, MLFLOW_TRACKING_URI and so on). It
+gets the settings, every number of log.jsonl at its step, and the files loss.svg, plot.png, sample.txt,
+profile/profile.txt and profile/profile.html when they change.
 
 OUT/track.json records the tracker's run and how much was sent, so the same command continues there. If a resumed
 training run has cut log.jsonl back, steps that were already sent are not sent again, and a note in the tracker's run
-says so. If it has other settings, they replace the old ones in wandb and trackio, and a note names them (mlflow's
+says so. If it has other settings, they replace the old ones in wandb, and a note names them (mlflow's
 parameters never change). A new training run in OUT (--overwrite 1) begins a new run of the tracker. If this program is
 killed, nothing is lost, and at most the last batch of lines is sent twice. OUT/track.lock is locked meanwhile, so that
 two of these programs do not send the same. Of two equal values mlflow with a database
-keeps one; wandb and trackio keep both.
+keeps one; wandb keeps both.
 """
 import json
 import os
@@ -72,38 +71,6 @@ class Wandb:
         self.run.finish()
 
 
-class Trackio:
-    module = "trackio"
-
-    def __init__(self, library, project, name, run_id, settings):
-        self.run, self.settings = None, settings
-        self.open = lambda: library.init(project=project, name=f"{name}-{run_id}", resume="allow", config=self.settings)
-
-    def send(self, step, numbers, at):
-        self.run = self.run or self.open()
-        self.run.log(numbers, step=step)
-
-    def flush(self):
-        """A thread of the library writes what was logged; only the end of a run waits for it."""
-        if self.run:
-            self.run.finish()
-        self.run = None
-
-    def change(self, settings):
-        self.flush()
-        self.settings = settings
-
-    def note(self, text):
-        self.run = self.run or self.open()
-        self.run.log({"note": text})
-
-    def file(self, folder, name):
-        pass  # it keeps no files of a run
-
-    def close(self):
-        self.flush()
-
-
 class Mlflow:
     module = "mlflow"
 
@@ -143,7 +110,7 @@ class Mlflow:
         self.client.set_terminated(self.id)
 
 
-TRACKERS = {kind.module: kind for kind in (Wandb, Trackio, Mlflow)}
+TRACKERS = {kind.module: kind for kind in (Wandb, Mlflow)}
 
 
 class Guarded:
@@ -171,7 +138,7 @@ def find_tracker(name):
         except ImportError:
             if name:
                 raise UserError(f"the Python package '{name}' is missing; install it with: pip install {name}")
-    raise UserError("no tracker is installed; install one of them: pip install wandb, or trackio, or mlflow")
+    raise UserError("no tracker is installed; install one of them: pip install wandb, or mlflow")
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Test scripts/track.py with the real trackers, offline, and check that dev/test/trackers/ has the same signatures.
 
-    python3 -m venv build/track && build/track/bin/pip install wandb trackio mlflow
+    python3 -m venv build/track && build/track/bin/pip install wandb mlflow
     build/track/bin/python dev/reference/check_track.py
 
 A log of 1,000 steps is sent to each tracker in two parts; the second is killed midway. Then the tracker's data is read
@@ -60,16 +60,6 @@ def read_wandb(folder):
                             yield row["step"], key, row[key]
 
 
-def read_trackio(folder):
-    from trackio.sqlite_storage import SQLiteStorage
-
-    for run in SQLiteStorage.get_runs("mine"):
-        for row in SQLiteStorage.get_logs("mine", run):
-            for key in ("loss", "grad_norm"):
-                if key in row:
-                    yield row["step"], key, row[key]
-
-
 def read_mlflow(folder):
     import mlflow
 
@@ -90,7 +80,7 @@ def signature_faults(name):
     pairs = []
     if hasattr(stand_in, "init"):
         pairs.append(("init", stand_in.init, real.init))
-    real_class = {"wandb": "Run", "trackio": "Run", "mlflow": "MlflowClient"}[name]
+    real_class = {"wandb": "Run", "mlflow": "MlflowClient"}[name]
     for method, ours in vars(getattr(stand_in, real_class)).items():
         if not method.startswith("_"):
             pairs.append((method, ours, getattr(getattr(real, real_class), method)))
@@ -111,7 +101,7 @@ def check(name):
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out")
         os.mkdir(out)
-        environment = {"WANDB_MODE": "offline", "WANDB_DIR": folder, "WANDB_SILENT": "true", "TRACKIO_DIR": os.path.join(folder, "t")}
+        environment = {"WANDB_MODE": "offline", "WANDB_DIR": folder, "WANDB_SILENT": "true"}
         environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         os.environ.update(environment)
         command = [sys.executable, SCRIPT, out, "--to", name, "--project", "mine"]
@@ -139,7 +129,7 @@ def check(name):
     return not is_right
 
 
-READERS = {"wandb": read_wandb, "trackio": read_trackio, "mlflow": read_mlflow}
+READERS = {"wandb": read_wandb, "mlflow": read_mlflow}
 
 
 def main():

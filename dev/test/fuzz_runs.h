@@ -284,12 +284,6 @@ static const Reader READERS[] = {
     {"log",              50,  500, 0,          0, (size_t)64 << 20, log_seeds,          log_read,           NULL},
     {"command_line",     80,  100, 0,          0, 0,                command_line_seeds, command_line_read,  NULL},
     {"descriptor",       30,  500, 0,          0, (size_t)16 << 20, descriptor_seeds,   descriptor_read,    NULL},
-<<<<<<< HEAD
-    {"ceilings",         10, 1000, 0,          0, (size_t)16 << 20, ceilings_seeds,     ceilings_read,      NULL},
-=======
-    {"ranks",            60,  500, 0,          0, (size_t)16 << 20, ranks_seeds,        ranks_read,         NULL},
-    {"place",            10, 1000, 0,          0, (size_t)16 << 20, place_seeds,        place_read,         NULL},
->>>>>>> origin/w46-prof
     {"safetensors",     120,  500, 0,          0, (size_t)16 << 20, safetensors_seeds,  safetensors_read,   safetensors_settle},
     {"llmc",             30, 1000, 0,          0, (size_t)16 << 20, llmc_seeds,         llmc_read,          NULL},
     {"tokenizer",        70,  500, 0,          0, (size_t)1 << 30,  tokenizer_seeds,    tokenizer_read,     NULL},

@@ -132,6 +132,7 @@ if [ "${build##*/}" = san ]; then :
 elif "${PYTHON:-python3}" -c 'import numpy, tokenizers' 2>/dev/null; then
     run scripts "${PYTHON:-python3}" dev/test/scripts.py "$gpt2" "$bert"
 else skip scripts "${PYTHON:-python3} has no numpy and tokenizers (pip install them)"; fi
+[ "${build##*/}" = san ] || run gpu_check bash dev/test/gpu_check.sh
 [ "${build##*/}" = san ] || run sweep bash dev/test/sweep.sh "$gpt2"
 [ "${build##*/}" = san ] || run notebook "${PYTHON:-python3}" dev/test/notebook.py
 run profile_scripts bash dev/test/profile_scripts.sh

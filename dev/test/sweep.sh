@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/sweep.py: a grid and a random search with a tiny model on the CPU, a kill in the middle, table and plot.
+# scripts/sweep.py: a grid with a tiny model on the CPU, a kill in the middle, and its table.
 #
 #     bash dev/test/sweep.sh PROGRAM          from the repository's root
 set -u
@@ -23,10 +23,6 @@ why=
 [ "$(stat -c %y "$before")" = "$when" ] || why=${why:-'a finished run was run again'}
 tail -n +3 "$s/table.md" | cut -d '|' -f 4 | sort -c -g 2>/dev/null || why=${why:-'the best is not first'}
 verdict 'a grid, killed and started again' "$why"
-why=
-[ "$(grep -c polyline "$s/sweep.svg")" -eq 2 ] || why='sweep.svg has not two lines'
-"$python" -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$s/sweep.svg" || why=${why:-'sweep.svg is not XML'}
-verdict 'a line for each optimizer in the plot' "$why"
 "$PROGRAM" "${TINY[@]:1}" --lr 1e-2 --optimizer muon -o "$work/alone" >/dev/null 2>&1
 why=$(cmp "$work/alone/model.safetensors" "$s/lr=1e-2_optimizer=muon/model.safetensors" 2>&1)
 verdict 'a run is what the same flags alone give' "$why"
@@ -73,11 +69,6 @@ SAID="$said
 [ "$(cat "$work/status")" = 0 ] && why= || why=$(cat "$work/stdout")
 verdict 'a sample that says "stopped by"' "$why"
 
-sweep "$work/random" --random 2 --vary lr=1e-4:1e-2 --metric loss -- "${TINY[@]}"
-why=
-[ "$(cat "$work/status")" = 0 ] || why="status $(cat "$work/status"): $(tail -n 1 "$work/stderr")"
-[ "$(grep -c '^| [0-9.e-]* | [0-9.]* | [0-9.]* | 6 |' "$work/random/table.md")" -eq 2 ] || why=${why:-"table: $(cat "$work/random/table.md")"}
-verdict 'two random rates' "$why"
 sweep "$work/none" --vary such-a-flag=1 --metric loss -- "${TINY[@]}"
 grep -q 'status 2: error: unknown flag' "$work/stdout" && [ "$(cat "$work/status")" = 1 ] && why='' || why='not reported'
 verdict 'a flag that the trainer refuses' "$why"
@@ -106,8 +97,8 @@ verdict 'two settings of one directory' "$why"
 sweep "$work/stderr" --vary lr=1e-3 -- "${TINY[@]}"
 grep -q '^error: .*stderr' "$work/stderr" && [ "$(cat "$work/status")" = 2 ] && why= || why=$(tail -n 1 "$work/stderr")
 verdict 'a directory that is a file' "$why"
-for bad in 'lr=' 'lr' 'lr=2:1' 'lr=1,,2' 'lr=1,2,1'; do
-    sweep "$work/bad" --random 1 --vary "$bad" -- "${TINY[@]}"
+for bad in 'lr=' 'lr' 'lr=1,,2' 'lr=1,2,1'; do
+    sweep "$work/bad" --vary "$bad" -- "${TINY[@]}"
     verdict "--vary $bad" "$(grep -q "^error: --vary $bad: " "$work/stderr" && [ "$(cat "$work/status")" = 2 ] || cat "$work/stderr" | head -n 1)"
 done
 

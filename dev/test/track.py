@@ -111,7 +111,7 @@ def check_log(tracker, folder):
     done = case.run("--project", "mine")
     verdict(f"{tracker}: every number at its step", done.stderr.strip() or case.why_not(420))
     files = [os.path.basename(c["path"]) for c in case.calls("file")]
-    verdict(f"{tracker}: files", "" if files == ([] if tracker == "trackio" else ["loss.svg"]) else str(files))
+    verdict(f"{tracker}: files", "" if files == ["loss.svg"] else str(files))
     config = case.calls("params")[0]["params"] if tracker == "mlflow" else case.calls("init")[0]["config"]
     wanted = {k: str(v) for k, v in SETTINGS.items()} if tracker == "mlflow" else SETTINGS
     verdict(f"{tracker}: settings", "" if config == wanted else str(config))
@@ -140,10 +140,9 @@ def check_log(tracker, folder):
     case.write([SETTINGS, *lines_of(1, 500), changed, *lines_of(501, 510)], "w")
     done = case.run() if done.returncode == 0 else done
     notes = [c["text"] for c in case.calls("note") if "from step 501 on with other settings: lr 0.01 (before: 0.001)" in c["text"]]
-    count = len(notes) if tracker == "trackio" else "".join(notes[-1:]).count("from step 501")
+    count = "".join(notes[-1:]).count("from step 501")
     why = done.stderr.strip() or case.why_not(520) or ("" if count == 1 else f"notes: {notes}")
-    new = {"wandb": lambda: case.calls("change")[-1]["config"], "trackio": lambda: case.calls("init")[-1]["config"]}
-    config = new[tracker]() if tracker in new else {**SETTINGS, "lr": 0.01}
+    config = case.calls("change")[-1]["config"] if tracker == "wandb" else {**SETTINGS, "lr": 0.01}
     verdict(f"{tracker}: settings that a resumed run overrides", why or ("" if config == {**SETTINGS, "lr": 0.01} else str(config)))
     # The same command with --overwrite 1: its first steps are those of another run.
     runs = {c["run"] for c in case.calls("log")}
@@ -247,7 +246,7 @@ def check_refusals(folder):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        for tracker in ("wandb", "trackio", "mlflow"):
+        for tracker in ("wandb", "mlflow"):
             check_log(tracker, os.path.join(folder, tracker))
             check_kills(tracker, os.path.join(folder, tracker + "-kills"))
         check_follow(os.path.join(folder, "follow"))

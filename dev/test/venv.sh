@@ -5,7 +5,7 @@
 set -u
 has() { "$1/bin/python" -c "import $2" 2>/dev/null; }  # ENVIRONMENT MODULES
 get() { timeout 900 "$1/bin/python" -m pip --disable-pip-version-check --retries 0 --timeout 5 install -q ${2//,/} >/dev/null 2>&1; }
-needed="tokenizers, numpy" more="gguf, datasets, tqdm, matplotlib, tensorboard, huggingface_hub, nbclient, ipykernel"
+needed="tokenizers, numpy" more="gguf, datasets, tqdm, matplotlib, huggingface_hub, nbclient, ipykernel"
 [ -x "$1/bin/python" ] && has "$1" "$needed, $more" && exit 0
 mkdir -p "$(dirname "$1")"
 if ! python3 -m venv "$1" >/dev/null 2>&1 || ! get "$1" "$needed"; then

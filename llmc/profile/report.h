@@ -71,7 +71,7 @@ static inline RankStep profiler_rank_step(const ProfileStep* step, const Account
     return r;
 }
 
-static inline int is_control(char c) { return (c >= 0 && c < ' ') || c == 127; }
+static inline int is_control(char c) { return (unsigned char)c < ' ' || c == 127; }
 
 // Append a word of a command as one would type it, in quotes if the shell needs them. A control character becomes "?".
 static inline void profiler_put_word(Text* t, const char* word) {

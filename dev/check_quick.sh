@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# Check the sources without running them, in seconds (minutes with nvcc): every header compiles alone (gcc as C11, g++
+# as C++17, nvcc if present), includes go down only, files and functions stay within their budgets, forbidden words are
+# absent, the formatting is clang-format's, links in the documentation are valid, and folders stay within dev/budgets.txt. Ends
+# with "N passed, N failed". `dev/check.sh --sizes` prints the sizes of now, in the form of dev/budgets.txt.
+set -u
+cd "$(dirname "$0")/.."
+# Lines of each folder with a cap, and of the whole repository, as git has them.
+sizes() {
+    git ls-files -z | xargs -0 wc -l | awk '$2 == "total" {next}
+        {n = split($2, part, "/"); all += $1
+         if (n > 1 && part[1] ~ /^(llmc|scripts|docs)$/) size[part[1] "/"] += $1
+         if (n > 2 && part[1] ~ /^(llmc|dev)$/) size[part[1] "/" part[2] "/"] += $1
+         if (part[1] == "dev") size["dev/"] += $1}
+        END {for (folder in size) print size[folder], folder; print all, "."}' | sort -k 2
+}
+if [ "${1:-}" = --sizes ]; then sizes; exit; fi
+passed=0 failed=0
+ok() { passed=$((passed + 1)); }
+fail() { failed=$((failed + 1)); echo "FAIL $*"; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+headers=$(find llmc -name '*.h' -o -name '*.cuh' | sort)
+plain=$(grep '\.h$' <<<"$headers")  # a .cuh is part of the header that includes it
+
+# --- every header alone
+alone() { # compiler command..., header last
+    local header=${*: -1} stub
+    stub=$(mktemp --suffix="$SUFFIX" -p "$work")
+    echo "#include \"$header\"" >"$stub"
+    "${@:1:$#-1}" "$stub" >"$stub.log" 2>&1 || { echo "FAIL $header does not compile alone with $1:"; head -n 5 "$stub.log"; }
+}
+export -f alone
+export work
+each() { # suffix, headers, command...
+    local bad list=$2
+    SUFFIX=$1
+    export SUFFIX
+    shift 2
+    bad=$(printf '%s\n' $list | xargs -P "$(nproc)" -I{} bash -c 'alone "$@"' _ "$@" {})
+    if [ -n "$bad" ]; then echo "$bad"; failed=$((failed + 1)); else passed=$((passed + $(wc -w <<<"$list"))); fi
+}
+make -s build/profile_page.inc build/explain_page.inc || exit 1  # headers include them
+flags="-D_GNU_SOURCE -I. -Ibuild -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Werror"
+
+# --- the fuzzer, which only `make san` builds
+for source in dev/test/fuzz*.c; do
+    if gcc -std=c11 $flags -fsyntax-only "$source"; then ok; else fail "$source does not compile"; fi
+done
+
+# --- includes go down only: a folder may include itself and the folders listed here
+allowed() {
+    case $1 in
+        run) echo "run explain profile checkpoint optim dist model ops device data base" ;;
+        explain) echo "explain optim dist model ops device data base" ;;
+        profile) echo "profile optim dist model ops device base" ;;
+        checkpoint) echo "checkpoint optim dist model device data base" ;;
+        optim) echo "optim dist model ops device base" ;;
+        dist) echo "dist model ops device base" ;;
+        model) echo "model ops device data base" ;;
+        ops) echo "device base" ;;  # and the parts of the same op, below
+        device) echo "device base" ;;
+        data) echo "data base" ;;
+        base) echo "base" ;;
+    esac
+}
+room() { local path=${1#llmc/}; echo "${path%%/*}"; }  # of a header's path
+op() { local path=${1#llmc/ops/}; echo "${path%%/*}"; } # its folder or its file below ops/
+for header in $headers; do
+    folder=$(room "$header")
+    while read -r included; do
+        [[ $included != *_page.inc ]] || continue  # generated
+        target=$(room "$included")
+        # An op's header may include its own parts (attention/attention.h: attention/flash_forward.cuh) and ops/common,
+        # no other op.
+        if [[ " $(allowed "$folder") " == *" $target "* ]] ||
+            [[ $folder == ops && $target == ops && ($(op "$included") == "$(op "$header")" || $(op "$included") == common) ]]; then ok
+        else fail "$header includes $included: $folder may not include $target"; fi
+    done < <(sed -nE 's/^#include "([^"]+)".*/\1/p' "$header")
+    if gcc -fpreprocessed -dD -E -P "$header" 2>/dev/null | sed 's/"[^"]*"//g' | grep -qiE 'gpt2|bert'; then fail "$header names a model"; else ok; fi
+done
+
+# --- budgets. They are not raised: what outgrows one is split, or moved to where it belongs.
+lines() { wc -l <"$1"; }
+most_lines() { # file, lines
+    if [ "$(lines "$1")" -le "$2" ]; then ok; else fail "$1 has $(lines "$1") lines, more than $2"; fi
+}
+# Tables that dev/data/unicode_tables.py writes: as long as Unicode makes them.
+generated_headers="llmc/data/text/unicode.h llmc/data/text/unicode_classes.h llmc/data/text/unicode_strip.h"
+generated_functions="unicode_class unicode_strip unicode_lower"
+# Device kernels that may be longer. layernorm_backward_kernel, 152 lines: with its end as a function of its own, two
+# kernels on sm_100 take 2 and 3 registers more (dev/LOG.md).
+long_kernels="layernorm_backward_kernel"
+# Functions with more than 8 parameters. This number only goes down.
+most_wide_functions=10
+# dev/ has kernels of its own, in dev/ladder and dev/recsys.
+dev_headers=$(find dev -name '*.h' -o -name '*.cuh' | sort)
+for header in $headers $dev_headers; do
+    [[ " $generated_headers " == *" $header "* ]] || most_lines "$header" 450
+done
+# These numbers only go down.
+most_lines train_gpt2.cu 750
+most_lines train_bert.cu 750
+most_lines finetune_bert.cu 450
+most_lines dev/recsys/train_dlrm.cu 500
+most_lines dev/recsys/train_ncf.cu 500
+if command -v python3 >/dev/null; then
+    code="$headers $dev_headers $(ls ./*.cu | sed 's,^\./,,') $(find dev -name '*.cu' -o -name '*.c')"
+    long=$(python3 dev/functions.py --lines 120 $(printf -- '--except %s ' $generated_functions $long_kernels) $code)
+    if [ -z "$long" ]; then ok; else fail "functions of more than 120 lines:"; echo "$long"; fi
+    # The emulator's stand-ins have the parameters of what they replace.
+    wide=$(python3 dev/functions.py --parameters 8 $(printf '%s\n' $code | grep -v '^dev/emulator/'))
+    count=$(grep -c . <<<"$wide")
+    if [ "$count" -le $most_wide_functions ]; then ok
+    else fail "$count functions have more than 8 parameters, more than $most_wide_functions:"; echo "$wide"; fi
+    block() { # file, function, lines
+        local n
+        n=$(python3 dev/functions.py "$1" | awk -v name="$2()" '$NF == name {print $1}')
+        if [ -n "$n" ] && [ "$n" -le "$3" ]; then ok; else fail "$1: $2 has ${n:-no} lines, the budget is $3"; fi
+    }
+    for trainer in train_gpt2.cu train_bert.cu; do
+        block $trainer forward_block 25
+        block $trainer backward_block 40
+    done
+    # Outside their models, the trainers have less than 20 % of their lines in common.
+    if common=$(python3 dev/common_lines.py); then ok; else fail "the trainers have too much in common:"; echo "$common"; fi
+else
+    echo "skip lengths of functions and common lines: python3 was not found"
+fi
+
+# --- words that must not appear
+sources="$headers $(ls ./*.cu) $(find dev $(ls -d scripts 2>/dev/null) -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.c' -o -name '*.py' -o -name '*.sh' | grep -v dev/check.sh)"
+banned() { # what it is, pattern
+    local hits
+    hits=$(grep -nE "$2" $sources | head -n 3)
+    if [ -z "$hits" ]; then ok; else fail "$1:"; echo "$hits"; fi
+}
+banned "assert instead of a message" '(^|[^_a-z])assert\('
+banned "unchecked number parsing" '\b(atoi|atof|atol)\('
+banned "fast math" 'Ofast|[^o]-ffast-math'
+banned "numbered kernels" 'kernel_?[0-9]+\b'
+banned "work left undone" '\b(TODO|FIXME|XXX)\b'
+banned "restrict or bool in a header" '\b__restrict|\brestrict\b|\bbool [a-z]+[,)]'
+# CUDA 12.4 must be enough: newer functions stand between #if CUDART_VERSION >= and #else or #endif.
+late=$(awk 'FNR == 1 || /^#(else|elif|endif)/ {newer = 0} /^#if CUDART_VERSION >= / {newer = 1}
+    /cudaGetDriverEntryPointByVersion/ && !newer {print FILENAME ":" FNR ":" $0}' $headers ./*.cu)
+if [ -z "$late" ]; then ok; else fail "needs CUDA 12.5:"; echo "$late"; fi
+
+# --- formatting
+if command -v clang-format >/dev/null; then
+    for file in $headers $dev_headers $(ls ./*.cu) $(find dev -name '*.cu' -o -name '*.c'); do
+        if clang-format --dry-run --Werror "$file" >/dev/null 2>&1; then ok; else fail "$file: not formatted; clang-format -i $file"; fi
+    done
+else
+    echo "skip clang-format: not found"
+fi
+
+# --- the planted faults of `make mutants` still fit the sources
+if ! command -v python3 >/dev/null; then echo "skip mutants: python3 was not found"
+elif faults=$(python3 dev/mutants.py --check 2>&1); then ok; else fail "$faults"; fi
+# --- links and names in the documentation
+if ! command -v python3 >/dev/null; then echo "skip links of the documentation: python3 was not found"
+elif ! git rev-parse --git-dir >/dev/null 2>&1; then echo "skip links of the documentation: this is not a clone"
+elif broken=$(python3 dev/check_docs.py 2>&1); then ok; else fail "links or names in the documentation:"; echo "$broken"; fi
+# --- sizes: every folder within its cap of dev/budgets.txt, which only goes down
+if git rev-parse --git-dir >/dev/null 2>&1; then
+    while read -r count folder; do
+        cap=$(awk -v folder="$folder" '$2 == folder {print $1}' dev/budgets.txt)
+        printf '%-18s %7d lines, at most %s\n' "$folder" "$count" "${cap:-none}"
+        if [ -n "$cap" ] && [ "$count" -le "$cap" ]; then ok; else fail "$folder has $count lines, dev/budgets.txt allows ${cap:-none}"; fi
+    done < <(sizes)
+else
+    echo "skip sizes: this is not a clone"
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,172 @@
+# Programs of development: tests, checks of GPU code, ladders and exercises, the recommenders. Included by the Makefile.
+
+.PHONY: test-programs ops emulated grad bench exercise ladder san mutants cubins recsys recsys-test
+
+# Test programs of the CPU build; ops and the double builds come besides.
+TESTS := gpt2 bert base data world llmc_files choices squad examples bpe prefetch run profile order comm
+
+# The recommenders (dev/recsys): the trainers, and tests in float and in double.
+RECSYS := $(addprefix $(B)/train_,dlrm ncf)
+RECSYS_TESTS := $(addprefix $(B)/test_,dlrm ncf dlrm_double ncf_double)
+
+# Where CUDA's headers are, CUDA programs can be built for the CPU too (dev/emulator/emulator.h).
+CUDA_H := $(if $(HAS_NVCC),$(patsubst %/cublasLt.h,%,$(wildcard $(TOOLKIT)/include/cublasLt.h)))
+E      := $(B)/emulated/$(PRECISION)
+EMULATED := $(addprefix $E/,ops_80 ops_90a)
+
+# What tests train on: made by dev/test/text.c, the same bytes every time.
+TEST_CORPUS := build/test_corpus/builtin/train.bin
+
+$(addprefix $(B)/test_,gpt2 bert gpt2_double bert_double run profile llmc_files) $(RECSYS) $(RECSYS_TESTS): $(PAGES)
+$(addprefix $(G)/,$(GPU_TRAINERS) test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu): $(PAGES)
+
+# test_bert uses the encoder of train_bert.cu, not its heads.
+$(B)/test_bert $(B)/test_bert_double: WARN += -Wno-unused-function
+
+$(addprefix $(G)/,$(GPU_TRAINERS) test_gpt2cu test_bertcu): $(G)/%cu: %.cu Makefile dev/dev.mk $(G)/command
+	$(NVCC) $(NVFLAGS) $(COMMIT) -MF $@.d $< -o $@ $(NVLIBS)
+
+# The machine code of every program, architecture and precision, for dev/compare_sass.py. A warning is an error, a
+# spilled register and a wgmma product that ptxas serializes included. `make cubins CUBINS=FOLDER` puts them elsewhere.
+CUBINS ?= build/cubins
+CUBIN_FILES := $(foreach p,$(patsubst %.cu,%,$(wildcard train_gpt2.cu train_bert.cu finetune_bert.cu)),\
+               $(foreach a,80 90a 100,$(foreach r,bf16 fp16 fp32,$(CUBINS)/$p.$a.$r.cubin)))
+cubins: $(CUBIN_FILES)
+$(CUBIN_FILES): override ARCH = $(word 2,$(subst ., ,$(@F)))
+$(CUBIN_FILES): override PTX =
+$(CUBIN_FILES): override PRECISION = $(word 3,$(subst ., ,$(@F)))
+$(CUBIN_FILES): $(PAGES) Makefile dev/dev.mk
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -MF $@.d -cubin $(firstword $(subst ., ,$(@F))).cu -o $@ >$@.log 2>&1; \
+	status=$$?; cat $@.log; [ $$status = 0 ] && ! grep -qiE 'warning|spill|serialized' $@.log || { rm -f $@; exit 1; }
+-include $(wildcard $(CUBINS)/*.d)
+
+$(G)/opscu: dev/ops.cu Makefile dev/dev.mk $(G)/command
+	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
+
+# CUDA programs on the CPU: tests of ops with the kernels of sm_80 and of sm_90a, and of the models.
+$(B)/emulated/source/made: $(shell find llmc dev/ops dev/recsys dev/test -name '*.h' -o -name '*.cuh') \
+        dev/ops.cu $(wildcard *.cu dev/emulator/*) Makefile dev/dev.mk
+	python3 dev/emulator/translate.py $(@D)
+	@touch $@
+
+$E/ops_90a $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert): private EMULATE := -DHAS_SM90A
+$(EMULATED) $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert): $(B)/emulated/source/made $(PAGES)
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(EMULATE) \
+	    -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) -fno-strict-aliasing -no-pie -fno-pie \
+	    $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi -Wno-maybe-uninitialized \
+	    -include dev/emulator/emulator.h -x c++ $(<D)/$(if $(filter ops%,$(@F)),dev/ops.cu,$(@F).cu) -o $@ -ldl
+
+# All rungs for GPUs in one compilation, whether or not a GPU is here.
+$(G)/ladders.cubin: $(wildcard dev/ladder/*/*.cuh dev/ladder/*/rungs.txt) dev/ladder/run.sh \
+        Makefile dev/dev.mk $(G)/command
+	bash dev/ladder/run.sh --source >$(G)/ladders.cu
+	$(NVCC) $(NVFLAGS) -MF $@.d -cubin $(G)/ladders.cu -o $@
+
+# The products of a step in bf16 and fp8, which only a GPU of sm_89 or later can time.
+$(B)/fp8_products: dev/fp8_products.cu Makefile dev/dev.mk $(G)/command
+	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ -lcublasLt
+
+# Products of a step on the CPU, ours and OpenBLAS's in one program.
+$(B)/cpu_products: dev/cpu_products.c Makefile dev/dev.mk $(B)/command
+	$(COMPILE) -DUSE_BLAS -Wno-unused-function -c $< -o $@.blas.o
+	$(COMPILE) -Wno-unused-function $< -x none $@.blas.o -o $@ $(LIBS) -lopenblas
+
+$(B)/test_gpt2 $(B)/test_bert: $(B)/%: %.cu Makefile dev/dev.mk $(B)/command
+	$(COMPILE) $< -o $@ $(LIBS)
+
+$(B)/ops: dev/ops.cu Makefile dev/dev.mk $(B)/command
+	$(COMPILE) $< -o $@ $(LIBS)
+
+# For dev/reference/check_muon.py.
+$(B)/muon_steps: dev/reference/muon_steps.c Makefile dev/dev.mk $(B)/command
+	$(COMPILE) $< -o $@ $(LIBS)
+
+# The double build: finite differences are sharp there.
+$(B)/%_double: %.cu Makefile dev/dev.mk $(B)/command
+	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
+
+$(B)/%_double: dev/%.cu Makefile dev/dev.mk $(B)/command
+	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
+
+$(B)/test_dlrm $(B)/test_ncf: $(B)/test_%: dev/recsys/test_%.cu Makefile dev/dev.mk $(B)/command
+	$(COMPILE) $< -o $@ $(LIBS)
+
+$(B)/test_dlrm_double $(B)/test_ncf_double: $(B)/test_%_double: dev/recsys/test_%.cu Makefile dev/dev.mk $(B)/command
+	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
+
+$(RECSYS): $(B)/train_%: dev/recsys/train_%.cu Makefile dev/dev.mk $(B)/command
+	$(COMPILE) $(COMMIT) $< -o $@ $(LIBS)
+
+RECSYS_GPU := $(addprefix $(G)/,train_dlrmcu train_ncfcu)
+$(RECSYS_GPU) $(addprefix $(G)/,test_dlrmcu test_ncfcu): $(G)/%cu: dev/recsys/%.cu Makefile dev/dev.mk $(G)/command
+	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
+
+# Trainers whose collectives run as late as possible.
+$(B)/late/train_%: train_%.cu Makefile dev/dev.mk $(B)/command $(PAGES)
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $(B)/late_$*.d -include dev/test/late.h $< -o $@ $(LIBS)
+
+# Without OpenMP, whose synchronisation ThreadSanitizer does not see.
+$(B)/test_prefetch_tsan: dev/test/prefetch.c Makefile dev/dev.mk $(B)/command
+	$(CC) -x c -std=c11 $(CPP) -O1 -g -fsanitize=thread $(WARN) -Wno-unknown-pragmas $< -o $@ $(LIBS)
+
+# Either trainer's readers are a source of their own. Mutated inputs need no speed.
+$(B)/fuzz.o $(B)/fuzz_gpt2.o $(B)/fuzz_bert.o: $(B)/%.o: dev/test/%.c Makefile dev/dev.mk $(B)/command $(PAGES)
+	$(COMPILE) -O1 -c $< -o $@
+
+$(B)/test_fuzz: $(B)/fuzz.o $(B)/fuzz_gpt2.o $(B)/fuzz_bert.o
+	$(CC) $(CFLAGS) $^ -o $@ $(LIBS)
+
+$(B)/test_%: dev/test/%.c Makefile dev/dev.mk $(B)/command
+	$(COMPILE) $< -o $@ $(LIBS)
+
+$(B)/byte_corpus: dev/test/byte_corpus.c Makefile dev/dev.mk $(B)/command
+	$(COMPILE) $< -o $@ $(LIBS)
+
+$(TEST_CORPUS): $(B)/test_text $(B)/byte_corpus
+	rm -rf build/test_corpus/text && mkdir -p build/test_corpus/text
+	$(B)/test_text build/test_corpus/text
+	$(B)/byte_corpus build/test_corpus/text $(@D)
+
+test-programs: $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin \
+	$(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) \
+	$(B)/ops $(B)/ops_double $(RECSYS) $(RECSYS_TESTS) \
+	$(if $(CUDA_H),$(EMULATED) $E/train_gpt2 $E/train_bert $E/finetune_bert)
+
+ops: $(B)/ops
+	$(B)/ops test $(OP)
+
+emulated: $(if $(CUDA_H),$(EMULATED))
+	@$(if $(CUDA_H),:,echo "make emulated needs CUDA's headers; nvcc was not found" >&2; exit 1)
+	bash dev/emulator/test.sh $E $(OP)
+
+grad: $(B)/ops_double $(B)/test_gpt2_double $(B)/test_bert_double
+	$(B)/ops_double grad $(OP)
+	$(B)/test_gpt2_double
+	$(B)/test_bert_double
+
+bench: $(B)/ops
+	$(B)/ops bench $(OP)
+
+ladder:
+	@CC="$(CC)" CFLAGS="$(CFLAGS)" NVCC="$(NVCC)" NVFLAGS="$(filter-out -MMD -MP,$(NVFLAGS))" MAKEFLAGS= \
+	bash dev/ladder/run.sh $(OP)
+
+exercise:
+	@CC="$(CC)" CFLAGS="$(CFLAGS)" MAKEFLAGS= bash dev/exercises/run.sh $(OP)
+
+san:
+	@$(MAKE) --no-print-directory build/builtin_corpus
+	@$(MAKE) --no-print-directory SANITIZE=1 $(TEST_CORPUS) $(addprefix build/san/test_,$(TESTS) fuzz dlrm ncf) \
+	    $(addprefix build/san/,train_gpt2 train_bert finetune_bert late/train_gpt2 late/train_bert ops train_dlrm train_ncf)
+	@MAKEFLAGS= bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert build/san/finetune_bert
+
+recsys: $(RECSYS) $(if $(HAS_NVCC),$(RECSYS_GPU))
+
+recsys-test: $(RECSYS) $(RECSYS_TESTS) $(B)/ops $(B)/ops_double
+	@bash dev/recsys/test.sh $(B)
+
+mutants:
+	@MAKEFLAGS= python3 dev/mutants.py --jobs $(or $(JOBS),1)

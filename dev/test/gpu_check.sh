@@ -1,0 +1,64 @@
+#!/bin/bash
+# scripts/gpu_check.py where there is no GPU: its table, and its judges on the files of trainers that only pretend to train.
+#
+#     bash dev/test/gpu_check.sh
+#
+# Ends with `N passed, N failed`; exit status 1 if one failed.
+set -u
+passed=0 failed=0
+verdict() { # NAME STATUS
+    if [ "$2" -eq 0 ]; then passed=$((passed + 1)); echo "ok   $1"; else failed=$((failed + 1)); echo "FAIL $1"; fi
+}
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/scripts" "$work/bin" "$work"/build/{bf16,fp32,fp16}
+cp scripts/gpu_check.py "$work/scripts"
+# Options of compared runs choose what the trainer writes: DIFFER stands for the runs whose weights are others.
+cat >"$work/bin/trainer" <<'END'
+#!/bin/bash
+[ "$1" != test ] || { echo "FAIL gelu"; echo "7 passed, ${FAILURES:-1} failed"; exit 1; }
+out=${*: -1}
+mkdir -p "$out/ckpt/00000020"
+for i in {1..20}; do echo "{\"step\": $i, \"loss\": ${LOSS:-$i.5}, \"ms\": $i.25, \"tok_s\": 10, \"mfu\": 0.5}"; done >"$out/log.jsonl"
+[[ $out == ${DIFFER:-} ]] && text=other || text=same
+echo "$text" | tee "$out/ckpt/00000020/model.safetensors" >"$out/ckpt/00000020/optimizer_0.safetensors"
+END
+printf '#!/bin/sh\nfor i in $(seq ${COUNT:-1}); do echo "GPU $i: a pretended one"; done\n' >"$work/bin/nvidia-smi"
+chmod +x "$work/bin"/*
+for program in train_gpt2 train_gpt2cu build/{bf16,fp32,fp16}/{opscu,train_gpt2cu}; do cp "$work/bin/trainer" "$work/$program"; done
+checked() { # FLAG...: its status; the report is in $work/report
+    PATH=$work/bin:$PATH "${PYTHON:-python3}" "$work/scripts/gpu_check.py" --out "$work/out" "$@" >"$work/report" 2>&1
+}
+has() { grep -qF -- "$1" "$work/report"; }
+
+parts="build ops e2e train bert tasks graph san tools profile bench bert_bench fp8 flags ranks older"
+for part in $parts; do
+    COUNT=4 checked --list --part "$part" && ! grep -E '(^|[^{"$])@[a-z]|RANKS|FOUR|PART' "$work/report" | grep -v '\${@\|"\$@"' &&
+        cut -d '|' -f 3- "$work/report" | sed 's/ | [a-z_A-Z0-9 ^.*()|=-]*$//' | bash -n
+    verdict "$part: its commands are complete" $?
+done
+COUNT=4 checked --list --part ranks/speed && has 'd12 on 4 GPUs, d |' && ! has 'on 8 GPUs'
+verdict 'loops over as many ranks as there are GPUs' $?
+checked --part nonsense
+verdict 'an unknown part is refused' $(($? != 2))
+
+checked --part ops
+verdict 'a failing program fails the check' $(($? != 1))
+has 'ops_bf16: 7 passed, 1 failed' && has 'FAIL gelu' && has '21 passed, 3 failed' && has 'part ops: '
+verdict 'totals are added up' $?
+checked --part e2e --only '^(run |bf16 |fp32 |cpu_against|flash|accum|recompute|epilogue)'
+status=$?
+[ $status -eq 0 ] && has 'RESULT cpu_against_gpu_fp32 steps=20 max_loss_difference=0 tol=1e-4' && has '0 failed'
+verdict 'equal runs pass' $?
+DIFFER='*bf16_again' checked --part e2e --only '^(run bf16|bf16 )' || has 'FAIL bf16 repeats bit for bit' &&
+    has 'ok   bf16 resumed equals straight'
+verdict 'other weights fail, and only where they are' $?
+rm -rf "$work/out/fp32/log.jsonl"
+checked --part e2e --only '^cpu_against' || has 'max_loss_difference=99'
+verdict 'a run that left no losses is not near' $?
+LOSS=NaN checked --part e2e --only '^(run (cpu|fp32)$|cpu_against)' || has 'FAIL cpu_against_gpu_fp32'
+verdict 'NaN is not near' $?
+checked --part ranks/tests && has 'skip ranks_gpt2: fewer than 2 GPUs' && has '0 passed, 0 failed'
+verdict 'what needs two GPUs is skipped by name' $?
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
