@@ -20,6 +20,8 @@ case $PROGRAM in /*) ;; *) PROGRAM=$PWD/$PROGRAM ;; esac
 # One thread, unless a case asks for more, and none that spins: the machine may have little to give.
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 LC_ALL=C
 is_sanitized() { grep -q __asan_init "$PROGRAM"; }
+run_limit=120  # seconds
+is_sanitized && run_limit=600
 
 root=$PWD work=$(mktemp -d) || exit 1
 mounted=
@@ -49,7 +51,7 @@ set_command() {
 # A trainer's run: stdout and stderr go to files, the exit status to $status (124 where it did not end).
 run() {
     set_command "$@"
-    timeout --foreground 120 "${command[@]}" </dev/null >"$work/stdout" 2>"$work/stderr"
+    timeout --foreground $run_limit "${command[@]}" </dev/null >"$work/stdout" 2>"$work/stderr"
     status=$?
 }
 
@@ -125,7 +127,7 @@ on_full_disk() { # NAME [-STATUS PATTERN] FLAG...
     shift
     case $1 in -[0-9]) wanted=${1#-} pattern=$2 && shift 2 ;; esac
     set_command "$@"
-    timeout --foreground 120 "${command[@]}" </dev/null >/dev/full 2>"$work/stderr"
+    timeout --foreground $run_limit "${command[@]}" </dev/null >/dev/full 2>"$work/stderr"
     status=$?
     sed -i '/ tokens\/s$/d' "$work/stderr"  # of --generate
     verdict "standard output on a full disk: $name" "$(ended_with_error "$wanted" "$pattern")"
