@@ -43,9 +43,9 @@ import time
 PARTS = "build ops e2e train bert tasks graph san tools profile bench bert_bench"
 AT_ONCE = {"build": 3, "san": 8, "older": 8}  # commands beside each other; 2 in other parts
 
-# What all commands begin with. Losses are compared on the test corpus, because the built-in corpus changes.
+# Before each command. The trainers expand globs. Losses are compared on the test corpus, because the built-in corpus changes.
 SETUP = r"""
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PYTHON=${PYTHON:-python3}
+set -f; export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PYTHON=${PYTHON:-python3}
 text=build/test_corpus/builtin/train.bin bert_text=build/test_corpus/builtin/bert/train.bin
 data=${GPU_CHECK_DATA:-$text} bert_data=${GPU_CHECK_BERT_DATA:-$bert_text} full=$OUT/full_128/train.bin
 lamb="--optimizer lamb --dropout 0.1 --short-sequences 0" quiet="-v 0 -s 0 -n 0 --overwrite 1"
@@ -71,7 +71,7 @@ build: more_bf16="build/bf16/test_bertcu train_gpt2cu train_bertcu finetune_bert
 build: more_fp32="build/fp32/test_bertcu build/fp32/train_bertcu build/fp32/finetune_bertcu"
 build | build_cpu | make -s -j $(nproc) cpu $text
 build & p=bf16,fp32,fp16 | build_@p | make -s -j 6 PRECISION=@p build/@p/{opscu,test_gpt2cu,train_gpt2cu} $more_@p
-build | no warnings, no register spills | ! grep -iE 'warning|spill|serialized' $OUT/build_*.log
+build | no warnings, no register spills | set +f; ! grep -iE 'warning|spill|serialized' $OUT/build_*.log
 
 ops p=bf16,fp32,fp16 | ops_@p | build/@p/opscu test | totals
 
@@ -101,6 +101,8 @@ tasks/@t t=classify,answer | transformers @t | $PYTHON dev/reference/check_task.
 # bf16 rounds each activation to 1 part in 512, so two ways drift apart like bf16 and fp32, by about 1e-3.
 e2e & | run bf16_explicit | train bf16_explicit $bf16 $model --attention materialized
 e2e | flash_against_explicit | | near e2e_bf16_straight bf16_explicit 5e-3
+e2e & b=64,16 | run bf16_batch_@b | train bf16_batch_@b $bf16 ${model/-b 4/-d 16384 -b @b}
+e2e | accumulation_1x64_against_4x16_bf16 | | near bf16_batch_64 bf16_batch_16 5e-3
 # With 124M's channels. The epilogue applies GELU before its input is rounded, the recomputation after.
 e2e: wide="-i $text -e L=2,C=768,NH=12,V=257,T=1024 -b 4 -x 8 --dropout 0.1"
 e2e & r=0,1,2 | run bf16_recompute_@r | train bf16_recompute_@r $bf16 $wide -r @r
@@ -208,7 +210,7 @@ older g=OLDER | shared_@g | awk -F, -v gpu=@g 'FNR > 1 && $11 != "" && !/nvjet|c
 older | heads of 128 on 7.5 | grep 'heads of 128 channels is materialized' $OUT/run_older_75_fp16_2.log &&
     ! grep 'is materialized' $OUT/run_older_86_bf16_2.log
 
-profile/published | published set-ups | bash scripts/profile_reference.sh --out $OUT/published --pages $OUT/reports &&
+profile/published | published set-ups | set +f; bash scripts/profile_reference.sh --out $OUT/published --pages $OUT/reports &&
     for run in $OUT/published/*/profile; do explain ${run#$OUT/} --overhead 10 || exit; done | shows ^RESULT
 # The same step in ncu, which sees only kernels, and in a listing by another tool. Kernel times depend on the clock, so both
 # runs begin on an idle GPU and are compared at the same steps.
@@ -228,18 +230,16 @@ profile/tools: hide='for f in $(find / -xdev -name "libcupti.so*" -type f 2>/dev
 profile/tools | without CUPTI lines say so | unshare -m true || exit 77; unshare -m bash -c "$hide" _ $tiny --profile 2 $quiet
     -o $OUT/profile_none && grep '^times .*of ops, by CUDA events' $OUT/profile_none/profile/profile.txt
     | shows ^warning: CUPTI .* is not found
-profile/ranks | profile of all ranks | needs 2; train profile_ranks launch $(wc -w <<<"$GPUS") ./train_gpt2cu
+profile/ranks | profile of all ranks | needs 2; set +f; train profile_ranks launch $(wc -w <<<"$GPUS") ./train_gpt2cu
     -e d12 -b 64 -t 1024 -z 1 --bucket 16 -x 20 --profile 5 &&
     for rank in $OUT/profile_ranks/profile/rank_*; do explain ${rank#$OUT/} || exit; done | shows ^(RESULT|overlap|slowest)
 
-fp8: set -f # the trainers expand their globs
 fp8: large="./train_bertcu -e bert-large -i $bert_data $lamb -l 1e-3 -u 100" large128="$large -b 256 -t 128"
 fp8/tests & m=gpt2,bert | fp8_@m | bash dev/test/fp8.sh ./train_@mcu | totals
 # The accuracy of four layers is at most 0.5 points away, the loss of BERT-large at most 0.5 % higher.
 fp8/curves: four="./train_bertcu -e L=4,C=512,NH=8,V=30522,T=512 -b 256 -t 128 -x 12000 -u 2000 -l 7e-4 -k linear -c 0.01"
-fp8/curves: four+=" --dropout 0.1 -v 12000 -i $bert_data" large128+=" -x 300 -v 300"
-fp8/curves: quiet="${quiet#-v 0} -m 0 -j ${bert_data/train/val}"
-fp8/curves s=four,large128 f=0,1 | fp8: curve of @s with --fp8 @f | train fp8_@s_@f $@s --fp8 @f
+fp8/curves: four+=" --dropout 0.1 -v 12000 -i $bert_data" large128+=" -x 300 -v 300" quiet="${quiet#-v 0}"
+fp8/curves s=four,large128 f=0,1 | fp8: curve of @s, --fp8 @f | train fp8_@s_@f $@s -j ${bert_data/train/val} -m 0 --fp8 @f
 fp8/curves | fp8: accuracies of four | | near fp8_four_0 fp8_four_1 0.005 val_mlm_accuracy
 fp8/curves | fp8: losses of large128 | | last fp8_large128_1 fp8_large128_0 val_loss 1 0 1.005
 # Means of 30 s after 15 s, in turn, after 400 steps (d48: 150).
@@ -253,7 +253,7 @@ fp8/speed s=d12,large128,large512,d48 | fp8 speed of @s | $PYTHON dev/reference/
 # after 10 warm-up steps the run itself jumps, which turns differences of 1e-4 into 0.3.
 fp8/bits: more="--fp8 1 -x 24 -n 12" half=12
 fp8/excluded: more="--fp8 1 -x 24 -n 12 --fp8-exclude-forward attn.c_attn --fp8-steps 18" half=12
-ranks/curves: more="-x 20 -n 10" half=10; set -f
+ranks/curves: more="-x 20 -n 10" half=10
 @p p=REPEATED n=RANKS,1 r=straight,again | @p of @n, @r | curve @n $more -z 1 -o $OUT/@p_@n_@r
 @p p=REPEATED n=RANKS,1 | @p of @n, stopped and resumed | curve @n $more -z 1 --stop-after $half -o $OUT/@p_@n_resumed &&
     launch @n ./train_gpt2cu -z 1 -y 1 -o $OUT/@p_@n_resumed
