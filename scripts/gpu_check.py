@@ -128,7 +128,7 @@ bert & | compare_autocast_bert | compare --steps 50 --seeds 3 --ratio 2 | shows 
 bert & | compare_final_bert | compare --steps 200 --warmup 100 --final 0.01 --losses $OUT/compare_final_bert.txt | shows ^RESULT
 
 # Where Python has no numpy, the test corpus: fewer of its tokens are masked.
-graph: two_layers="./train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i $full $lamb -k poly -u 40 -x 400 --autotune 0"
+graph: two_layers="./train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i $full $lamb --autotune 0 -u 40 -x 400"
 graph: d12_128_tokens="./train_gpt2cu -i $text -e d12 -b 1 -t 128 --dropout 0.1 -q 0.1 -u 20 -x 200 --autotune 0"
 graph & m=gpt2,bert | graph_@m | bash dev/test/graph.sh ./train_@mcu | totals
 graph | | sentences full_128 128 || cp $bert_text $full
@@ -249,9 +249,9 @@ fp8/speed: d12="$gpt2 -e d12 -b 64" d48="$gpt2 -e d48 -b 16" large512="$large -b
 fp8/speed s=d12,large128,large512,d48 | fp8 speed of @s | $PYTHON dev/reference/fp8_speed.py @s
     ${settle_@s:---settle 400} --seconds 30 --out $OUT -- $@s | shows ^RESULT
 
-# Two equal runs give the same bits (with --autotune 0), and so does one that is stopped and resumed. Every step has the same sequences for any
-# number of ranks; sums of another order round differently in bf16, by about 1e-3 in a loss. The learning rate is low: at 6e-4
-# after 10 warm-up steps the run itself jumps, which turns differences of 1e-4 into 0.3.
+# Two equal runs give the same bits (with --autotune 0), and so does one that is stopped and resumed. Every step has the same
+# sequences for any number of ranks; sums of another order round differently in bf16, by about 1e-3 in a loss. The learning
+# rate is low: at 6e-4 after 10 warm-up steps the run itself jumps, and 1e-4 becomes 0.3.
 fp8/bits: more="--fp8 1 -x 24 -n 12 --autotune 0" half=12
 fp8/excluded: more="--fp8 1 -x 24 -n 12 --autotune 0 --fp8-exclude-forward attn.c_attn --fp8-steps 18" half=12
 ranks/curves: more="-x 20 -n 10 --autotune 0" half=10
