@@ -72,7 +72,7 @@ TESTS = {
     "dlrm_double": (["build/test_dlrm_double"], ["build/test_dlrm_double"]),
     "ncf": (["build/test_ncf"], ["build/test_ncf"]),
     "ncf_double": (["build/test_ncf_double"], ["build/test_ncf_double"]),
-    "recsys": (["build/train_dlrm", "build/train_ncf"], ["bash", "dev/recsys/trainer.sh", "build/train_dlrm", "build/train_ncf"]),
+    "recsys": (["build/train_dlrm", "build/train_ncf"] + DATA, ["bash", "dev/recsys/trainer.sh", "build/train_dlrm", "build/train_ncf"]),
     "comm": (["build/test_comm"], ["bash", "dev/test/comm.sh", "build/test_comm"]),
     "tokenizer_files": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/tokenizer_files.sh", "./train_gpt2", "./train_bert"]),
     "choices": (["build/profile_page.inc", "build/test_choices"], ["build/test_choices"]),
