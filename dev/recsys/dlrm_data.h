@@ -108,10 +108,6 @@ static inline void clicks_open(Clicks* c, const char* path) {
     c->fingerprint = crc32_update(&crc, 0, c->file, c->bytes);
 }
 
-static inline void clicks_close(Clicks* c) {
-    if (c->file) munmap(c->file, c->bytes);
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // Samples
 

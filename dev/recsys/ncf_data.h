@@ -116,8 +116,6 @@ static inline void ratings_generate(Ratings* r, uint64_t seed) {
     ratings_index(r);
 }
 
-static inline void ratings_close(Ratings* r) { free(r->file), free(r->begin), free(r->seen); }
-
 // Whether the user rated the item, in training or held out.
 HOST_DEVICE static inline int ratings_has(const Ratings* r, int user, int item) {
     int begin = r->begin[user], end = r->begin[user + 1], last = end;
@@ -295,16 +293,6 @@ static inline Batch batch_rivals(BatchLoader* l, int first, const int* rivals, i
     staging_end(&l->staging, ctx);
     Batch batch = {l->device.users, l->device.items, l->device.labels, B};
     return batch;
-}
-
-// Check that every user has that many unseen items.
-static inline void ratings_check_rivals(const Ratings* r, int count, EvalPool pool, const char* path) {
-    for (int u = 0; u < r->users && pool == POOL_UNSEEN; u++) {
-        int unseen = r->items - (r->begin[u + 1] - r->begin[u]);
-        if (unseen < count)
-            die(USAGE, "--eval-negatives %d: user %d of %s has only %d items that it never rated", count, u, path,
-                unseen);
-    }
 }
 
 typedef struct {

@@ -16,10 +16,11 @@ static void on_signal(int number) { stop_signal = number; }
 static int settings_flags(Trainer* t, Flag* table);
 static void open_data(Trainer* t);  // opens or generates t->data and sets t->samples, checked against the settings
 static void close_data(Trainer* t);
-static Config config_from_settings(const Trainer* t);  // the model that -e describes
-static Text config_text(const Trainer* t);             // its config.json
+static Config config_from_settings(const Trainer* t);                   // the model that -e describes
+static Text config_text(const Trainer* t);                              // its config.json
 static void train_samples(Trainer* t, uint64_t epoch, uint64_t first);  // a step from number `first` of the epoch on
-static void validate(Trainer* t, Log* log);  // score the held-out data; print the result, and log it unless `log` is NULL
+static void validate(Trainer* t,
+                     Log* log);  // score the held-out data; print the result, and log it unless `log` is NULL
 
 // ---------------------------------------------------------------------------------------------------------
 // Settings and startup
@@ -51,30 +52,6 @@ static inline const char* recommender_data(const Settings* s) {
     return *s->train_data ? s->train_data : "the generated data";
 }
 
-// Plan the memory before anything is allocated. The run allocates gradients and moments of the tables too.
-static inline void recommender_check_memory(Trainer* t) {
-    Run* r = &t->run;
-    const ModelBuffers* b = &t->model.buffers;
-    size_t n = b->table.elements;
-    MemoryPlan plan = {
-        {{"parameters", n * sizeof(floatX)},
-         {"gradients", n * sizeof(real)},
-         {"optimizer", optimizer_bytes(n, WITH_MASTER)},
-         {"activations", b->acts_table.elements * sizeof(floatX) + b->stats_table.elements * sizeof(real)},
-         {"batch", batch_loader_bytes(&t->data, r->settings.B)},
-         {"segments", model_segments_bytes(&t->model)},
-         {"workspace", device_workspace_bytes()}},
-        device_memory_available() + device_workspace_bytes(),
-        0};
-    r->plan = plan;
-    if (r->settings.steps == 0) memory_plan_show(r->flags, r->flag_count, &b->table, &plan, &r->group);
-    double needed = (double)memory_plan_bytes(&plan) / 1048576, available = (double)plan.available / 1048576;
-    if (needed > available)
-        die(USAGE,
-            "the run needs %.1f MiB, but %.1f MiB are available; choose a smaller -e or -b (-x 0 prints the plan)",
-            needed, available);
-}
-
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv, const char* usage) {
     Run* r = &t->run;
@@ -93,7 +70,25 @@ static void trainer_open(Trainer* t, int argc, char** argv, const char* usage) {
     run_find_model(r, "", "");
     model_plan(m, config_from_settings(t), s->B);
     run_sequence_length(r, 1);
-    recommender_check_memory(t);
+    // The run allocates gradients and moments of the tables too.
+    size_t n = m->buffers.table.elements;
+    MemoryPlan plan = {{{"parameters", n * sizeof(floatX)},
+                        {"gradients", n * sizeof(real)},
+                        {"optimizer", optimizer_bytes(n, WITH_MASTER)},
+                        {"activations", m->buffers.acts_table.elements * sizeof(floatX) +
+                                            m->buffers.stats_table.elements * sizeof(real)},
+                        {"batch", batch_loader_bytes(&t->data, s->B)},
+                        {"segments", model_segments_bytes(m)},
+                        {"workspace", device_workspace_bytes()}},
+                       device_memory_available() + device_workspace_bytes(),
+                       0};
+    r->plan = plan;
+    if (s->steps == 0) memory_plan_show(r->flags, r->flag_count, &m->buffers.table, &plan, &r->group);
+    double needed = (double)memory_plan_bytes(&plan) / 1048576, available = (double)plan.available / 1048576;
+    if (needed > available)
+        die(USAGE,
+            "the run needs %.1f MiB, but %.1f MiB are available; choose a smaller -e or -b (-x 0 prints the plan)",
+            needed, available);
     session_check_data(&r->session, t->data.fingerprint, recommender_data(s));
     run_check_ranks(r, config_text(t), t->data.held_out != 0, t->data.fingerprint);  // samples, or an item of each user
     session_set_last(&r->session, t->epoch_steps * (uint64_t)s->B);
@@ -107,14 +102,6 @@ static void trainer_open(Trainer* t, int argc, char** argv, const char* usage) {
         model_buffers_write(&m->buffers, &r->optimizer, &view, &r->ctx);
     }
     run_share(r);
-}
-
-static void trainer_close(Trainer* t) {
-    device_synchronize(&t->run.ctx);
-    batch_loader_close(&t->loader);
-    model_free(&t->model);
-    close_data(t);
-    run_close(&t->run);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -153,7 +140,11 @@ static int recommender_main(int argc, char** argv, const char* usage, const char
         }
         run_end(r, what);
     }
-    trainer_close(t);
+    device_synchronize(&r->ctx);
+    batch_loader_close(&t->loader);
+    model_free(&t->model);
+    close_data(t);
+    run_close(r);
     return DONE;
 }
 

@@ -77,7 +77,8 @@ static Bench* random_open(Config config, int B, int count, int is_skewed) {
     const Config* c = &b->m.config;
     Context* ctx = &b->ctx;
     size_t ids = (size_t)count * (size_t)B * (size_t)c->tables, n = (size_t)B * (size_t)b->m.padded;
-    real *w = (real*)xcalloc(b->m.buffers.table.elements, sizeof *w), *labels = (real*)xcalloc((size_t)B, sizeof *labels);
+    real *w = (real*)xcalloc(b->m.buffers.table.elements, sizeof *w),
+         *labels = (real*)xcalloc((size_t)B, sizeof *labels);
     floatX* numbers = (floatX*)xmalloc(n * sizeof *numbers);
     int* rows = (int*)xmalloc(ids * sizeof *rows);
     random_weights(&b->m, w, 7);

@@ -9,9 +9,7 @@
 
 static const OptimizerSettings PUBLISHED_ADAM = {.lr = 0.0045, .beta1 = 0.25, .beta2 = 0.5, .eps = 1e-8};
 
-static void bench_step(Bench* b, uint64_t step) {
-    train_batch(&b->m, &b->o, &b->batch, step, PUBLISHED_ADAM, &b->ctx);
-}
+static void bench_step(Bench* b, uint64_t step) { train_batch(&b->m, &b->o, &b->batch, step, PUBLISHED_ADAM, &b->ctx); }
 
 // After the first step the first moment is (1 - beta1) times the gradient.
 static real* bench_gradients(Bench* b, const real* before) {
@@ -145,7 +143,8 @@ static double host_sample(const Bench* b, HostNcf* t, const ReluDropout* dropout
     t->g[x[2 * last + 1].offset] += d;
     for (int f = 0; f < F; f++) {
         double user = (double)row[MF_USER][f], item = (double)row[MF_ITEM][f];
-        dw[f] += d * user * item, drow[MF_USER][f] += d * (double)w[f] * item, drow[MF_ITEM][f] += d * (double)w[f] * user;
+        dw[f] += d * user * item, drow[MF_USER][f] += d * (double)w[f] * item,
+            drow[MF_ITEM][f] += d * (double)w[f] * user;
     }
     for (int k = 0; k < H; k++) {
         dw[F + k] += d * (double)h[last][k];
@@ -253,7 +252,8 @@ static Bench* speed_open(void) {
         users[k] = (int)((uint64_t)bits.v[0] * (uint64_t)c->users >> 32);
         items[k] = (int)((uint64_t)bits.v[1] * (uint64_t)c->items >> 32);
     }
-    Batch batch = {(int*)on_device(&b->ctx, users, n * sizeof *users), (int*)on_device(&b->ctx, items, n * sizeof *items),
+    Batch batch = {(int*)on_device(&b->ctx, users, n * sizeof *users),
+                   (int*)on_device(&b->ctx, items, n * sizeof *items),
                    (real*)on_device(&b->ctx, labels, B * sizeof *labels), B};
     b->batch = batch;
     free(w), free(labels), free(users), free(items);
@@ -296,16 +296,14 @@ static void test_rivals(Tests* t) {
     int unseen = 1, distinct = 1, masked = 0, right = 1, rivals[33];
     Ratings r = {3, 8, 9, pair, held_out, NULL, NULL, 0, NULL};
     ratings_index(&r);
-    for (int user = 0; user < 3; user++) {
-        ratings_rivals(&r, user, 4, POOL_UNSEEN, 1, rivals);
-        for (int k = 1; k <= 4; k++) {
-            unseen &= rivals[k] >= 4 && rivals[k] < 8;
-            for (int j = 0; j < k; j++) distinct &= rivals[j] != rivals[k];
-        }
-        ratings_rivals(&r, user, 32, POOL_ALL, 1, rivals);
-        for (int k = 0; k <= 32; k++) {
-            masked += rivals[k] == RIVAL_MASKED;
-            for (int j = 0; j < k; j++) distinct &= rivals[j] != rivals[k] || rivals[k] == RIVAL_MASKED;
+    for (int k = 0; k < 3 * 2; k++) {
+        int pool = k % 2, count = pool == POOL_ALL ? 32 : 4;
+        ratings_rivals(&r, k / 2, count, (EvalPool)pool, 1, rivals);
+        for (int i = 0; i <= count; i++) {
+            int is_masked = rivals[i] == RIVAL_MASKED;
+            masked += pool == POOL_ALL && is_masked,
+                unseen &= pool == POOL_ALL || !i || (rivals[i] >= 4 && rivals[i] < 8);
+            for (int j = 0; j < i; j++) distinct &= is_masked || rivals[j] != rivals[i];
         }
     }
     expect_that(t, unseen && distinct, "rivals are distinct, and unseen where asked for");

@@ -133,8 +133,12 @@ static void test_golden(Tests* t, Bench* b, const double losses[10], const Golde
                         double rounding) {
     // The digits of the notes end at 1e-10. bf16 has 8 bits.
     int is_fp32 = sizeof(floatX) == sizeof(real);
-    double loss_tolerance = sizeof(real) == 8 ? 1e-10 : is_fp32 ? 1e-6 : 2e-3,
-           norm_tolerance = sizeof(real) == 8 ? 1e-7 : is_fp32 ? 1e-5 : 2e-2;
+    double loss_tolerance = sizeof(real) == 8 ? 1e-10
+                            : is_fp32         ? 1e-6
+                                              : 2e-3,
+           norm_tolerance = sizeof(real) == 8 ? 1e-7
+                            : is_fp32         ? 1e-5
+                                              : 2e-2;
     real* before = bench_weights(b);
     for (uint64_t s = 0; s < 10; s++) {
         bench_step(b, s);

@@ -336,7 +336,9 @@ static void open_data(Trainer* t) {
     t->samples = t->data.train;
 }
 
-static void close_data(Trainer* t) { clicks_close(&t->data); }
+static void close_data(Trainer* t) {
+    if (t->data.file) munmap(t->data.file, t->data.bytes);
+}
 
 int main(int argc, char** argv) {
     return recommender_main(argc, argv, "train_dlrm [-i CLICKS.bin] [flags]", "val_loss", "DLRM training");

@@ -77,9 +77,6 @@ static void dropouts(ReluDropout* dropout, const Model* m, uint64_t step, double
 }
 
 #ifdef NCF_FUSED
-// ---------------------------------------------------------------------------------------------------------
-// The training step on the GPU for the published widths: ops/ncf_fused.cuh
-
 static int fused_supports(const Config* c) {
     return c->F == NCF_F && c->E == NCF_E && c->mlp.count == 3 && c->mlp.width[1] == NCF_H0 &&
            c->mlp.width[2] == NCF_H1 && c->mlp.width[3] == NCF_H2;
@@ -100,56 +97,6 @@ static void fused_plan(Model* m, TensorTable* acts, TensorTable* stats) {
     rows_add(stats, offsetof(Acts, row_partial), NCF_THREADS * NCF_ROW_BLOCKS, NCF_ROW_PARTIAL, OWN, "row_partial");
     rows_add(stats, offsetof(Acts, partial_loss), NCF_THREADS, 2, OWN, "partial_loss");  // doubles
 }
-
-static void train_fused(Model* m, Optimizer* o, const Batch* in, uint64_t step, OptimizerSettings h, Context* ctx) {
-    const Config* c = &m->config;
-    const Linear* p = m->p.mlp;
-    const LinearGrads* g = m->g.mlp;
-    ModelBuffers* b = &m->buffers;
-    const int rows[2] = {c->users, c->items};
-    const floatX* mlp[2] = {m->p.tables[MLP_USER], m->p.tables[MLP_ITEM]};
-    NcfStep s = {m->a.products[0], m->a.products[1], m->p.tables[MF_USER], m->p.tables[MF_ITEM]};
-    s.b0 = p[0].b, s.w1 = p[1].w, s.b1 = p[1].b, s.w2 = p[2].w, s.b2 = p[2].b, s.w3 = m->p.last.w, s.b3 = m->p.last.b;
-    s.users = in->users, s.items = in->items, s.labels = in->labels, s.B = in->B, s.scale = 1.0f / in->B;
-    s.dz0 = m->a.mlp.dz[0], s.dlogits = m->a.dlogits, s.partial = m->a.partial, s.row_partial = m->a.row_partial;
-    s.partial_loss = (double*)m->a.partial_loss;
-    dropouts(s.dropout, m, step, c->dropout);
-
-    for (int i = 0; i < 2; i++) {
-        NcfMatrix table = {mlp[i], NCF_E, CUBLAS_OP_N}, w0 = {p[0].w + i * NCF_E, NCF_H0, CUBLAS_OP_T};
-        BatchSize size = {rows[i], NCF_H0, NCF_E, 1};
-        ncf_matmul(m->a.products[i], NCF_H0, 0, table, w0, size, ctx);
-    }
-    ncf_step(s, ctx);
-    scope_at(ctx, BACKWARD, -1);
-    NcfRows user = {m->users, in->items, s.mf_user, s.mf_item, m->a.sums[0], m->a.dmf[0]};
-    NcfRows item = {m->items, in->users, s.mf_item, s.mf_user, m->a.sums[1], m->a.dmf[1]};
-    row_segments_wait(&m->users, ctx), row_segments_wait(&m->items, ctx);
-    ncf_rows(s, user, item, ctx);
-    for (int i = 0; i < 2; i++) {
-        NcfMatrix sums = {m->a.sums[i], NCF_H0, CUBLAS_OP_N}, transposed = {m->a.sums[i], NCF_H0, CUBLAS_OP_T};
-        NcfMatrix table = {mlp[i], NCF_E, CUBLAS_OP_N}, w0 = {p[0].w + i * NCF_E, NCF_H0, CUBLAS_OP_N};
-        BatchSize of_rows = {rows[i], NCF_E, NCF_H0, 1}, of_weights = {NCF_H0, NCF_E, rows[i], 1};
-        ncf_matmul(m->a.dmlp[i], NCF_E, 0, sums, w0, of_rows, ctx);
-        ncf_matmul(g[0].w + i * NCF_E, NCF_H0, 1, transposed, table, of_weights, ctx);
-    }
-    NcfSums sums = {g[0].b, g[1].w, g[1].b, g[2].w, g[2].b, m->g.last.w, m->g.last.b, m->a.loss};
-    ncf_reduce(sums, s, ctx);
-    AdamWState state = {b->params, o->master, o->m, o->v, b->grads, o->step, 0};
-    recommender_norm(b, o, m->elements, h, ctx);
-    adamw_update(state, m->elements, m->span, 1, h, ctx);
-    NcfAdamJobs jobs;
-    memset(&jobs, 0, sizeof jobs);
-    for (int t = 0; t < NCF_TABLES; t++) {
-        int i = t % 2, is_mlp = t >= MLP_USER, E = is_mlp ? c->E : c->F;
-        NcfAdamJob job = {recommender_table(b, o, (size_t)(m->p.tables[t] - b->params), E), is_mlp ? NULL : m->a.dmf[i],
-                          is_mlp ? m->a.dmlp[i] : NULL, (size_t)rows[i] * (size_t)E};
-        jobs.job[t] = job;
-    }
-    ncf_adam(jobs, h, o->step, ctx);
-}
-
-// ---------------------------------------------------------------------------------------------------------
 #endif
 
 // Fill the tables of tensors for batches of at most B samples. Allocates only the tables.
@@ -231,13 +178,10 @@ static void random_weights(const Model* m, real* values, uint64_t seed) {
 // Forward and backward
 
 static NcfLookups lookups(const Model* m, const Batch* in) {
-    NcfLookups s = {in->users, in->items, in->B, m->config.F, m->config.E, m->H};
+    floatX* const* t = m->p.tables;
+    NcfLookups s = {t[MF_USER], t[MF_ITEM], t[MLP_USER], t[MLP_ITEM], in->users,
+                    in->items,  in->B,      m->config.F, m->config.E, m->H};
     return s;
-}
-
-static NcfTables tables(const Model* m) {
-    NcfTables t = {m->p.tables[MF_USER], m->p.tables[MF_ITEM], m->p.tables[MLP_USER], m->p.tables[MLP_ITEM]};
-    return t;
 }
 
 // Forward pass. BACKWARD: with dropout of this step, and the gradient at the last layer. m->a.loss [1] is SET to the mean
@@ -248,9 +192,9 @@ static void forward(Model* m, const Batch* in, uint64_t step, Direction directio
     ReluDropout dropout[MLP_LAYERS];
     dropouts(dropout, m, step, direction == BACKWARD ? c->dropout : 0);
     scope_at(ctx, FORWARD, -1);
-    gmf_gather(m->a.h0, tables(m), lookups(m, in), ctx);
+    gmf_gather(m->a.h0, lookups(m, in), ctx);
     mlp_forward(&c->mlp, m->p.mlp, &m->a.mlp, m->a.h0, dropout, B, ctx);
-    gmf_join(m->a.x, m->a.mlp.h[last], tables(m), lookups(m, in), ctx);
+    gmf_join(m->a.x, m->a.mlp.h[last], lookups(m, in), ctx);
     Losses losses = {m->a.losses, m->a.loss, 1.0 / B, SET};
     LinearBceInput input = {m->a.x, m->p.last, in->labels};
     LinearBceOutput output = {m->a.logits, m->a.dx, m->g.last, m->g.mlp[last].b};
@@ -264,7 +208,7 @@ static void backward(Model* m, const Batch* in, Context* ctx) {
     PartsSum parts = {.free = m->a.parts};
     MlpBackward d = {m->g.mlp, m->a.dh0, &parts};
     scope_at(ctx, BACKWARD, -1);
-    gmf_split(m->a.dmf_user, m->a.dmf_item, m->a.mlp.dz[c->mlp.count - 1], m->a.dx, tables(m), lookups(m, in), ctx);
+    gmf_split(m->a.dmf_user, m->a.dmf_item, m->a.mlp.dz[c->mlp.count - 1], m->a.dx, lookups(m, in), ctx);
     mlp_backward(d, &c->mlp, m->p.mlp, &m->a.mlp, m->a.h0, in->B, ctx);
     matmul_parts_sum(&parts, ctx);
 }
@@ -287,6 +231,57 @@ static void update(Model* m, Optimizer* o, OptimizerSettings h, Context* ctx) {
         embedding_adam(table, dx[t], is_user ? m->users : m->items, h, m->config.adam_rows, o->step, ctx);
     }
 }
+
+#ifdef NCF_FUSED
+// The same on the GPU for the published widths: ops/ncf_fused.cuh
+static void train_fused(Model* m, Optimizer* o, const Batch* in, uint64_t step, OptimizerSettings h, Context* ctx) {
+    const Config* c = &m->config;
+    const Linear* p = m->p.mlp;
+    const LinearGrads* g = m->g.mlp;
+    ModelBuffers* b = &m->buffers;
+    const int rows[2] = {c->users, c->items};
+    const floatX* mlp[2] = {m->p.tables[MLP_USER], m->p.tables[MLP_ITEM]};
+    NcfStep s = {m->a.products[0], m->a.products[1], m->p.tables[MF_USER], m->p.tables[MF_ITEM]};
+    s.b0 = p[0].b, s.w1 = p[1].w, s.b1 = p[1].b, s.w2 = p[2].w, s.b2 = p[2].b, s.w3 = m->p.last.w, s.b3 = m->p.last.b;
+    s.users = in->users, s.items = in->items, s.labels = in->labels, s.B = in->B, s.scale = 1.0f / in->B;
+    s.dz0 = m->a.mlp.dz[0], s.dlogits = m->a.dlogits, s.partial = m->a.partial, s.row_partial = m->a.row_partial;
+    s.partial_loss = (double*)m->a.partial_loss;
+    dropouts(s.dropout, m, step, c->dropout);
+
+    for (int i = 0; i < 2; i++) {
+        NcfMatrix table = {mlp[i], NCF_E, CUBLAS_OP_N}, w0 = {p[0].w + i * NCF_E, NCF_H0, CUBLAS_OP_T};
+        BatchSize size = {rows[i], NCF_H0, NCF_E, 1};
+        ncf_matmul(m->a.products[i], NCF_H0, 0, table, w0, size, ctx);
+    }
+    ncf_step(s, ctx);
+    scope_at(ctx, BACKWARD, -1);
+    NcfRows user = {m->users, in->items, s.mf_user, s.mf_item, m->a.sums[0], m->a.dmf[0]};
+    NcfRows item = {m->items, in->users, s.mf_item, s.mf_user, m->a.sums[1], m->a.dmf[1]};
+    row_segments_wait(&m->users, ctx), row_segments_wait(&m->items, ctx);
+    ncf_rows(s, user, item, ctx);
+    for (int i = 0; i < 2; i++) {
+        NcfMatrix sums = {m->a.sums[i], NCF_H0, CUBLAS_OP_N}, transposed = {m->a.sums[i], NCF_H0, CUBLAS_OP_T};
+        NcfMatrix table = {mlp[i], NCF_E, CUBLAS_OP_N}, w0 = {p[0].w + i * NCF_E, NCF_H0, CUBLAS_OP_N};
+        BatchSize of_rows = {rows[i], NCF_E, NCF_H0, 1}, of_weights = {NCF_H0, NCF_E, rows[i], 1};
+        ncf_matmul(m->a.dmlp[i], NCF_E, 0, sums, w0, of_rows, ctx);
+        ncf_matmul(g[0].w + i * NCF_E, NCF_H0, 1, transposed, table, of_weights, ctx);
+    }
+    NcfSums sums = {g[0].b, g[1].w, g[1].b, g[2].w, g[2].b, m->g.last.w, m->g.last.b, m->a.loss};
+    ncf_reduce(sums, s, ctx);
+    AdamWState state = {b->params, o->master, o->m, o->v, b->grads, o->step, 0};
+    recommender_norm(b, o, m->elements, h, ctx);
+    adamw_update(state, m->elements, m->span, 1, h, ctx);
+    NcfAdamJobs jobs;
+    memset(&jobs, 0, sizeof jobs);
+    for (int t = 0; t < NCF_TABLES; t++) {
+        int i = t % 2, is_mlp = t >= MLP_USER, E = is_mlp ? c->E : c->F;
+        NcfAdamJob job = {recommender_table(b, o, (size_t)(m->p.tables[t] - b->params), E), is_mlp ? NULL : m->a.dmf[i],
+                          is_mlp ? m->a.dmlp[i] : NULL, (size_t)rows[i] * (size_t)E};
+        jobs.job[t] = job;
+    }
+    ncf_adam(jobs, h, o->step, ctx);
+}
+#endif
 
 // One step of training: forward, backward, update. m->a.loss gets the loss before the update.
 static void train_batch(Model* m, Optimizer* o, const Batch* in, uint64_t step, OptimizerSettings h, Context* ctx) {
@@ -345,7 +340,8 @@ static void validate(Trainer* t, Log* log) {
     for (int first = 0; first < data->users && !stop_signal; first += most) {
         int count = min_int(data->users - first, most), B = count * width;
         for (int u = 0; u < count; u++)
-            ratings_rivals(data, first + u, t->eval_negatives, (EvalPool)t->eval_pool, m->config.seed, rivals + u * width);
+            ratings_rivals(data, first + u, t->eval_negatives, (EvalPool)t->eval_pool, m->config.seed,
+                           rivals + u * width);
         Batch batch = batch_rivals(&t->loader, first, rivals, width, B, &r->ctx);
         forward(m, &batch, 0, FORWARD, &r->ctx);
         HostView logits = host_view_open(m->a.logits, (size_t)B, VIEW_REAL);
@@ -436,12 +432,17 @@ static void open_data(Trainer* t) {
     const Settings* s = &t->run.settings;
     if (*s->train_data) ratings_open(&t->data, s->train_data);
     else ratings_generate(&t->data, (uint64_t)s->seed);
-    ratings_check_rivals(&t->data, t->eval_negatives, (EvalPool)t->eval_pool, recommender_data(s));
+    for (int u = 0; u < t->data.users && t->eval_pool == POOL_UNSEEN; u++) {
+        int unseen = t->data.items - (t->data.begin[u + 1] - t->data.begin[u]);
+        if (unseen < t->eval_negatives)
+            die(USAGE, "--eval-negatives %d: user %d of %s has only %d items that it never rated", t->eval_negatives, u,
+                recommender_data(s), unseen);
+    }
     t->samples = (uint64_t)t->data.pairs * (uint64_t)(1 + t->negatives);
     if (s->B <= t->eval_negatives) die(USAGE, "-b %d: must be above --eval-negatives %d", s->B, t->eval_negatives);
 }
 
-static void close_data(Trainer* t) { ratings_close(&t->data); }
+static void close_data(Trainer* t) { free(t->data.file), free(t->data.begin), free(t->data.seen); }
 
 int main(int argc, char** argv) {
     return recommender_main(argc, argv, "train_ncf [-i RATINGS.bin] [flags]", "hr_at_10", "NeuMF training");

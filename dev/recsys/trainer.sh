@@ -93,8 +93,8 @@ refused "more held out than there are" "none would be left" criteo clicks.tsv --
 check "refused files leave nothing behind" test -z "$(ls | grep '^x.bin')"
 
 # --- refusals of train_ncf
-run_ncf() { # a small run; variables before the command replace its settings, exec=exec replaces the shell
-    ${exec:-} "$ncf" -i "${data:-r.bin}" -e "${model:-F=4,E=4,H=8-4}" -b "${batch:-64}" -x 300 -v 50 -n 10 \
+run_ncf() { # a small run; variables before the command replace its settings
+    "$ncf" -i "${data:-r.bin}" -e "${model:-F=4,E=4,H=8-4}" -b "${batch:-64}" -x 300 -v 50 -n 10 \
         --eval-negatives "${rivals:-20}" --eval-pool "${pool:-unseen}" -l "${lr:-1e-3}" "$@"
 }
 cp r.bin bad.bin
@@ -115,13 +115,12 @@ for flag in clip seq-len fp8 optimizer weight-decay init; do
     refused "train_ncf has no --$flag" "unknown flag '--$flag'" run_ncf -o "" --$flag 1
     refused "train_dlrm has no --$flag" "unknown flag '--$flag'" "$dlrm" -o "" --$flag 1
 done
-for trainer in "$ncf" "$dlrm"; do
-    refused "${trainer##*/}: no evaluation of random weights" "needs a trained model" "$trainer" -o "" --evaluate 1
-done
+refused "train_ncf: no evaluation of random weights" "needs a trained model" run_ncf -o "" --evaluate 1
+refused "train_dlrm: no evaluation of random weights" "needs a trained model" "$dlrm" -o "" --evaluate 1
 
 # --- refusals of train_dlrm
 run_dlrm() {
-    ${exec:-} "$dlrm" -e "${model:-bottom=16-8,top=16}" --tables "${tables:-4}" --rows "${rows:-30}" \
+    "$dlrm" -e "${model:-bottom=16-8,top=16}" --tables "${tables:-4}" --rows "${rows:-30}" \
         --samples "${samples:-8000}" --held-out "${held_out:-500}" -b "${batch:-64}" -l "${lr:-1}" -x "${steps:-300}" -v 50 -n 10 "$@"
 }
 of_file() { "$dlrm" -i "$1" -e bottom=8,top=8 -b 2 -l 1 -x 3 -o "" "${@:2}"; }
@@ -165,7 +164,6 @@ for trainer in ncf dlrm; do
     same "train_$trainer: resumed after 125 steps: the same weights and log" $trainer-parts $whole
     OMP_NUM_THREADS=3 $run -o $trainer-threads >/dev/null
     same "train_$trainer: three threads: the same weights and log" $trainer-threads $whole
-    rm -rf $trainer-parts $trainer-threads
 done
 # --- a flag of the recommenders acts; dev/test/flags.sh has the others
 head -n 400 u.data >other.data && prepare other.data --out other.bin >/dev/null

@@ -345,8 +345,8 @@ static inline void interaction_backward(InteractionBackward g, InteractionShape 
 #ifdef INTERACTION_IS_FAST
     if (INTERACTION_IS_FAST(s)) {
         size_t bytes = INTERACTION_SHARED(s.width);
-        cudaCheck(cudaFuncSetAttribute(interaction_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       (int)bytes));
+        cudaCheck(
+            cudaFuncSetAttribute(interaction_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
         interaction_backward_kernel<<<blocks_for((size_t)s.B, INTERACTION_WARPS), INTERACTION_WARPS * WARP, bytes,
                                       ctx->stream>>>(g, s);
     } else
