@@ -121,7 +121,8 @@ refused "train_dlrm: no evaluation of random weights" "needs a trained model" "$
 # --- refusals of train_dlrm
 run_dlrm() {
     "$dlrm" -e "${model:-bottom=16-8,top=16}" --tables "${tables:-4}" --rows "${rows:-30}" \
-        --samples "${samples:-8000}" --held-out "${held_out:-500}" -b "${batch:-64}" -l "${lr:-1}" -x "${steps:-300}" -v 50 -n 10 "$@"
+        --samples "${samples:-8000}" --held-out "${held_out:-500}" -b "${batch:-64}" -l "${lr:-1}" \
+        -x "${steps:-300}" -v 50 -n 10 "$@"
 }
 of_file() { "$dlrm" -i "$1" -e bottom=8,top=8 -b 2 -l 1 -x 3 -o "" "${@:2}"; }
 check "clicks of a file are trained on" grep -q "AUC 0.*of 2 held-out" <(of_file c.bin)
@@ -167,14 +168,13 @@ for trainer in ncf dlrm; do
 done
 # --- a flag of the recommenders acts; dev/test/flags.sh has the others
 head -n 400 u.data >other.data && prepare other.data --out other.bin >/dev/null
+output() { results "$1" && cksum <"$1/model.safetensors"; }
 acts() { # trainer, flag...
     "run_$1" -o other --overwrite 1 "${@:2}" >/dev/null || fail "train_$1 ${*:2}" "status $?"
-    check "train_$1 ${*:2} acts" test "$(results $1-whole; cksum <$1-whole/model.safetensors)" != "$(results other; cksum <other/model.safetensors)"
+    check "train_$1 ${*:2} acts" test "$(output "$1-whole")" != "$(output other)"
 }
-for flag in '--negatives 2' '--negative-pool all' '--lazy-adam 1' '--dropout 0.5' '--beta1 0.5' '--beta2 0.5' \
-    '--eps 0.1' '--seed 7'; do
-    # shellcheck disable=SC2086
-    acts ncf $flag
+for flag in negatives=2 negative-pool=all lazy-adam=1 dropout=0.5 beta1=0.5 beta2=0.5 eps=0.1 seed=7; do
+    acts ncf "--${flag%=*}" "${flag#*=}"
 done
 data=other.bin acts ncf
 model=F=4,E=8,H=8-4 acts ncf
