@@ -18,6 +18,7 @@ static const RetiredFlag FLAGS_RETIRED[] = {
     {NULL, "--ceilings", NULL, NULL},
     {NULL, "--explain-file", NULL, "--explain @FILE (- for standard input)"},
     {NULL, "--fp8-fusion", "1|2|3", NULL},
+    {NULL, "--interaction", "all", NULL},
     {NULL, "--kv-cache", NULL, NULL},
     {NULL, "--loss-scale-growth", "2000", NULL},
     {NULL, "--max-hours", NULL, "timeout -s TERM, which saves, and -y 1"},
