@@ -240,7 +240,7 @@ older | heads of 128 on 7.5 | grep 'heads of 128 channels is materialized' $OUT/
     ! grep 'is materialized' $OUT/run_heads_86_bf16.log
 
 profile: mkdir -p $OUT/reports
-profile: report() { cp $OUT/$1/profile.txt $OUT/reports/$2.txt && sed -n '1,/^By kernel/p' $OUT/$1/profile.txt|cut -c 1-200; }
+profile: report() { cp $OUT/$1/profile.txt $OUT/reports/$2.txt && sed -n '1,/^Rows in order/p' $OUT/$1/profile.txt|cut -c 1-200; }
 profile/reports: gpt2_124m="./train_gpt2cu -e d12 -b 64 -t 1024 -x 65"
 profile/reports: bert_large_phase1="./train_bertcu -e bert-large -b 256 -t 128 -i $OUT/full_128/train.bin $lamb -x 65"
 profile/reports | full_128 | sentences full_128 128

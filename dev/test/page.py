@@ -56,7 +56,7 @@ function checkTable(table, section) {
     let order = table.rows.map((_, i) => i);
     const shows = (name) => {
         const got = rowsIn(section);
-        check(name, got.length >= Math.min(order.length, 50) && got.every((row, i) => row === order[i]), got.slice(0, 20));
+        check(name, got.length === order.length && got.every((row, i) => row === order[i]), got.slice(0, 20));
     };
     shows(`${table.id}: rows in order`);
     columns.forEach(({ name, type, c }, place) => {
@@ -72,13 +72,6 @@ function checkTable(table, section) {
     const wrong = all("tr[data-row]", section).flatMap((tr) => columns.map(({ c }, place) => [table.rows[tr.dataset.row][c], tr.cells[place]]))
         .find(([value, td]) => td.children.length !== all("wbr", td).length || (typeof value === "string" && td.textContent !== value));
     check(`${table.id}: cells`, !wrong, wrong && wrong[0]);
-    const box = section.querySelector(".box");
-    if (order.length > 200) {
-        box.scrollTop = box.scrollHeight;
-        const was = rowsIn(section).length;
-        box.dispatchEvent(new Event("scroll"));
-        check(`${table.id}: more rows when scrolled`, rowsIn(section).length > was);
-    }
 }
 function checkFilters(kernels, section) {
     const place = (name) => kernels.columns.findIndex(([column]) => column === name);
@@ -89,7 +82,7 @@ function checkFilters(kernels, section) {
         for (const option of [...control.options].slice(1, 20)) {
             set(control, option.value);
             const left = kernels.rows.filter((row) => (row[place(name)] ?? null) === JSON.parse(option.value)).length;
-            same(`filter ${name} ${option.value}`, [count(), rowsIn(section).length >= Math.min(left, 50)], [left, true]);
+            same(`filter ${name} ${option.value}`, [count(), rowsIn(section).length], [left, left]);
         }
         set(control, "");
     }
@@ -170,10 +163,6 @@ async function checkPage() {
     wanted.forEach((table, i) => checkTable(table, all("#tables > section")[i]));
     if (kernels && kernels.rows.length) checkFilters(kernels, section);
     if (ops) checkRoofline(ops);
-    dispatchEvent(new Event("beforeprint"));
-    same("all rows are printed", all("tr[data-row]").length, wanted.reduce((sum, table) => sum + table.rows.length, 0));
-    same("white on paper", getComputedStyle(document.body).backgroundColor, "rgb(255, 255, 255)");
-    dispatchEvent(new Event("afterprint"));
     same("foreign elements", all("img, iframe, object, embed, link[href^=http], script[src]").length, 0);
     same("scripts", all("script").length, 4);
     same("requests", performance.getEntriesByType("resource").length, 0);
@@ -257,9 +246,7 @@ def run(browser, name, page):
         with open(path, "w", encoding="utf-8") as f:
             f.write(page[:head] + LISTEN + page[head:body] + CHECK + page[body:])
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--enable-logging=stderr",
-               "--blink-settings=preferredColorScheme=0",  # dark, so that what is printed white shows to be so
-              
-                   "--user-data-dir=" + folder, "--virtual-time-budget=60000", "--dump-dom", "file://" + path]
+               "--user-data-dir=" + folder, "--virtual-time-budget=60000", "--dump-dom", "file://" + path]
         try:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
         except subprocess.TimeoutExpired:

@@ -592,14 +592,11 @@ static void report_open(ProfileReport* r, ProfileStep steps[2]) {
     r->losses = profile_losses(r->step, &PEAKS, 0, 5, &r->loss_count);
     double span = r->accounting.span;
     profile_table_accounting(report_table(r), r->step, &r->accounting, r->times);
-    profile_table_directions(report_table(r), r->step, span);
     profile_table_kinds(report_table(r), r->step, span);
     profile_table_layers(report_table(r), r->step, span);
     profile_table_ops(report_table(r), r->step, span);
-    profile_table_kernel_names(report_table(r), r->step, span);
     profile_table_kernels(report_table(r), r->step);
     profile_table_gaps(report_table(r), r->step);
-    profile_table_steps(report_table(r), steps, 2, 8);
 }
 
 static void report_end(ProfileReport* r, ProfileStep steps[2]) {
@@ -609,12 +606,11 @@ static void report_end(ProfileReport* r, ProfileStep steps[2]) {
 
 // Every grouping counts each row once.
 static void test_sums(Tests* t, const ProfileReport* r) {
-    static const char* const ids[] = {"directions", "kinds", "layers", "ops", "kernel_names"};
+    static const char* const ids[] = {"kinds", "layers", "ops"};
     for (size_t i = 0; i < COUNT_OF(ids); i++) {
         const Table* table = report_find(r, ids[i]);
-        int has_lost = strcmp(ids[i], "kernel_names") != 0;
         char* name = xprintf("sums/%s", ids[i]);
-        double ms = table_sum(table, "ms"), lost = has_lost ? table_sum(table, "lost_ms") : 5.6e-3;
+        double ms = table_sum(table, "ms"), lost = table_sum(table, "lost_ms");
         double rows = table_sum(table, strcmp(ids[i], "ops") ? "rows" : "kernels");
         expect(t, fabs(ms - 43.3e-3) < 1e-9 && fabs(lost - 5.6e-3) < 1e-9 && rows == 12, name, "%g, lost %g, %g", ms,
                lost, rows);
@@ -687,13 +683,12 @@ static void test_same(Tests* t) {
     ProfileRow a = profile_row(NULL), b = a;
     a.op = b.op = "op", a.layer = 1, b.layer = 2;
     snprintf(a.shapes, sizeof a.shapes, "N=1"), snprintf(b.shapes, sizeof b.shapes, "N=1");
-    int same =
-        profile_is_same(&a, &b, BY_OP) && profile_is_same(&a, &b, BY_KERNEL) && !profile_is_same(&a, &b, BY_LAYER);
+    int same = profile_is_same(&a, &b, BY_OP) && !profile_is_same(&a, &b, BY_LAYER);
     snprintf(b.shapes, sizeof b.shapes, "N=2");
-    same &= !profile_is_same(&a, &b, BY_OP) && profile_is_same(&a, &b, BY_KERNEL);
+    same &= !profile_is_same(&a, &b, BY_OP);
     snprintf(b.shapes, sizeof b.shapes, "N=1");
     b.direction = BACKWARD;
-    same &= !profile_is_same(&a, &b, BY_OP) && !profile_is_same(&a, &b, BY_DIRECTION);
+    same &= !profile_is_same(&a, &b, BY_OP);
     expect(t, same, "groups/ops are equal by direction, name and shapes", "not so");
 }
 

@@ -312,15 +312,12 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
     r->losses = profile_losses(step, &p->peaks, run->broadcast_overlaps, 5, &r->loss_count);
     double span = r->accounting.span;
     profile_table_accounting(report_table(r), step, &r->accounting, r->times);
-    profile_table_directions(report_table(r), step, span);
     profile_table_kinds(report_table(r), step, span);
     profile_table_layers(report_table(r), step, span);
     profile_table_ops(report_table(r), step, span);
     if (p->ops.count) profile_table_energy(report_table(r), &p->ops);
-    profile_table_kernel_names(report_table(r), step, span);
     profile_table_kernels(report_table(r), step);
     profile_table_gaps(report_table(r), step);
-    profile_table_steps(report_table(r), p->steps, (size_t)p->taken, p->first + p->warmup + p->count + 1);
     profiler_table_memory(report_table(r), run->plan, ctx);
     int tensors = 0;
     Fp8ReportRow* rounded = run->fp8 ? fp8_report(run->fp8, run->group, &tensors, ctx) : NULL;
