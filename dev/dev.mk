@@ -64,23 +64,10 @@ $(G)/ladders.cubin: $(wildcard dev/ladder/*/*.cuh dev/ladder/*/rungs.txt) dev/la
 	bash dev/ladder/run.sh --source >$(G)/ladders.cu
 	$(NVCC) $(NVFLAGS) -MF $@.d -cubin $(G)/ladders.cu -o $@
 
-# The products of a step in bf16 and fp8, which only a GPU of sm_89 or later can time.
-$(B)/fp8_products: dev/fp8_products.cu Makefile dev/dev.mk $(G)/command
-	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ -lcublasLt
-
-# Products of a step on the CPU, ours and OpenBLAS's in one program.
-$(B)/cpu_products: dev/cpu_products.c Makefile dev/dev.mk $(B)/command
-	$(COMPILE) -DUSE_BLAS -Wno-unused-function -c $< -o $@.blas.o
-	$(COMPILE) -Wno-unused-function $< -x none $@.blas.o -o $@ $(LIBS) -lopenblas
-
 $(B)/test_gpt2 $(B)/test_bert: $(B)/%: %.cu Makefile dev/dev.mk $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
 $(B)/ops: dev/ops.cu Makefile dev/dev.mk $(B)/command
-	$(COMPILE) $< -o $@ $(LIBS)
-
-# For dev/reference/check_muon.py.
-$(B)/muon_steps: dev/reference/muon_steps.c Makefile dev/dev.mk $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
 # The double build: finite differences are sharp there.

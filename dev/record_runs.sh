@@ -120,7 +120,7 @@ compare() { # BEFORE AFTER
     for file in "$1"/*.txt; do
         cmp -s "$file" "$2/${file##*/}" || { differs=1; echo "${file##*/} differs"; diff "$file" "$2/${file##*/}" | head -n 4; }
     done
-    python3 - "$1" "$2" "$(dirname "$0")/../llmc/base/flags.h" <<'END' || differs=1
+    python3 - "$1" "$2" "$(dirname "$0")/../llmc/base/flags_retired.h" <<'END' || differs=1
 import glob, json, os, re, sys
 
 def flat(value, at=""):

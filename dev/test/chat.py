@@ -3,7 +3,7 @@
 
     python3 dev/test/chat.py ./train_gpt2       from the repository's root; needs `tokenizers` and numpy
 
-transformers is not needed: dev/reference/check_chat.py compares with it. Ends with `N passed, N failed`.
+transformers is not needed: dev/results/check_chat.txt has a comparison with it. Ends with `N passed, N failed`.
 """
 import contextlib
 import gzip

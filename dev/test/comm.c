@@ -115,7 +115,7 @@ int main(int argc, char** argv) {
     const char* mode = argc > 1 ? argv[1] : "";
     alarm(60);  // a hanging test must not stop the script
     group_init(&group, 30);
-    int is_the_one = argc > 2 && group.rank == atoi(argv[2]);
+    int is_the_one = argc > 2 && group.rank == strtol(argv[2], NULL, 10);
     Tests t;
     tests_open(&t);
 

@@ -101,48 +101,4 @@ for bad in 'lr=' 'lr' 'lr=1,,2' 'lr=1,2,1'; do
     sweep "$work/bad" --vary "$bad" -- "${TINY[@]}"
     verdict "--vary $bad" "$(grep -q "^error: --vary $bad: " "$work/stderr" && [ "$(cat "$work/status")" = 2 ] || cat "$work/stderr" | head -n 1)"
 done
-
-# Time to loss: all stages with six steps a run. Without OUT, the file of results is enough; a missing line is run again.
-ttl() {
-    "$python" "$root/dev/reference/time_to_loss.py" "$work/$1" --results "$work/results.jsonl" --short 6 --long 8 --rates 1e-3,1e-2 \
-        --muon-rates 1e-3,1e-2 -- "${TINY[@]:0:3}" -v 2 -m 1 -s 0 -n 0 >"$work/stdout" 2>"$work/stderr"
-    echo $? >"$work/status"
-}
-ttl first
-why=
-[ "$(cat "$work/status")" = 0 ] || why="status $(cat "$work/status"): $(tail -n 1 "$work/stderr")"
-[ "$(grep -cE '^\| (adamw \| .*\| 8 \| 3|(nor)?muon \| .*\| 5 \| 3) \| [0-9.]+ \(\+- [0-9.]+\) \|' "$work/first/time_to_loss.md")" -eq 3 ] ||
-    why=${why:-"table: $(grep '^|' "$work/first/time_to_loss.md" | head -n 5)"}
-verdict 'time to loss: three seeds of each optimizer' "$why"
-# Around each optimizer's best run the settings beside it were run, and none is better.
-"$python" - "$work/results.jsonl" >"$work/stdout" <<'END'
-import json, sys
-
-LONGER = {"adamw": ["2", "4", "5", "6", "7", "100"], "muon": ["2", "3", "4", "100"]}
-runs = {}
-with open(sys.argv[1]) as f:
-    for run, result in ((line["run"], line["result"]) for line in map(json.loads, f)):
-        if run["stage"] in ("finalists", "tuning"):
-            runs[run["flags"]["optimizer"], run["flags"]["lr"], run["flags"]["warmup"]] = result["loss"]
-for optimizer in "adamw", "muon", "normuon":
-    warmups = sorted({w for o, _, w in runs if o == optimizer} | set(LONGER[optimizer.replace("nor", "")]), key=int)
-    loss, best = min((loss, run) for run, loss in runs.items() if run[0] == optimizer)
-    at = warmups.index(best[2])
-    beside = [(optimizer, best[1], w) for w in warmups[max(0, at - 1) : at + 2]]
-    beside += [(optimizer, rate, best[2]) for rate in ("1e-3", "1e-2")]
-    for run in beside:
-        if run not in runs:
-            print(f"{optimizer} is best at {best[1:]}, but {run[1:]} was not run")
-END
-why=$(cat "$work/stdout")
-verdict 'time to loss: no setting beside the best one is left out' "$why"
-sed -i '/"stage": "seeds".*"optimizer": "muon".*"seed": "1338"/d' "$work/results.jsonl"
-runs=$(wc -l <"$work/results.jsonl")
-ttl second
-why=
-[ "$(cat "$work/status")" = 0 ] || why="status $(cat "$work/status"): $(tail -n 1 "$work/stderr")"
-[ "$(ls "$work"/second/*/*/log.jsonl | wc -l)" -eq 1 ] || why=${why:-"runs: $(ls "$work"/second/*/*/log.jsonl)"}
-[ "$(wc -l <"$work/results.jsonl")" -eq $((runs + 1)) ] || why=${why:-'the run was not added to the results'}
-cmp -s <(grep 'of its steps' "$work/first/time_to_loss.md") <(grep 'of its steps' "$work/second/time_to_loss.md") || why=${why:-'other results'}
-verdict 'time to loss: in another directory only the missing run is run' "$why"
 finish

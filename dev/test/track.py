@@ -4,7 +4,7 @@
     python3 dev/test/track.py        from the repository's root
 
 Every number once at its step, files, a log that grows, one that a resume has cut back, twenty kills at random, and bad
-input. dev/reference/check_track.py compares the stand-ins with the trackers. Ends with `N passed, N failed`.
+input. dev/results/check_track.txt has a run with the trackers themselves. Ends with `N passed, N failed`.
 """
 import collections
 import json

@@ -14,6 +14,7 @@
 
 #include <limits.h>
 
+#include "llmc/base/flags_retired.h"
 #include "llmc/base/json.h"
 
 typedef enum { FLAG_INT, FLAG_SIZE, FLAG_REAL, FLAG_STRING, FLAG_CHOICE } FlagType;
@@ -306,57 +307,6 @@ static const char* const FLAGS_ELSEWHERE[][2] = {
     {"eval-interval", "--val-every"}, {"eval-iters", "--val-batches"}, {"save-steps", "--checkpoint-every"},
     {"save-total-limit", "--keep"}, {"resume-from-checkpoint", "--resume"}};
 // clang-format on
-
-// A flag of earlier versions.
-typedef struct {
-    const char *flag, *long_name;  // as in Flag
-    const char* values;   // those that a checkpoint may hold, "a|b": with them it resumes as it began. NULL: any.
-    const char* instead;  // what to use now, or NULL
-} RetiredFlag;
-
-// clang-format off
-static const RetiredFlag FLAGS_RETIRED[] = {
-    {NULL, "--batch-ramp", "0", NULL},
-    {NULL, "--ceilings", NULL, NULL},
-    {NULL, "--explain-file", NULL, "--explain @FILE (- for standard input)"},
-    {NULL, "--fp8-fusion", "1|2|3", NULL},
-    {NULL, "--kv-cache", NULL, NULL},
-    {NULL, "--loss-scale-growth", "2000", NULL},
-    {NULL, "--max-hours", NULL, "timeout -s TERM, which saves, and -y 1"},
-    {NULL, "--max-predictions", "-1", "--mask-fraction"},
-    {NULL, "--muon-coefficients", "newton_schulz", NULL},
-    {NULL, "--muon-momentum", "0.95", NULL},
-    {NULL, "--muon-scale", "match_rms", NULL},
-    {NULL, "--normalize", NULL, NULL},
-    {NULL, "--normuon-beta2", "0.95", NULL},
-    {NULL, "--on-checkpoint-error", "continue", NULL},
-    {NULL, "--patience", "0", "--keep-best 1, and SIGTERM to stop"},
-    {NULL, "--prompt-file", "", "--prompt @FILE (- for standard input)"},
-    {"-pr", "--rank", NULL, "mpirun, which numbers the ranks"},
-    {"-pn", "--ranks", NULL, "mpirun -np N"},
-    {"-pg", "--ranks-per-machine", NULL, "mpirun --npernode N"},
-    {"-pi", "--ranks-start", NULL, "mpirun -np N, or srun --mpi=pmix -K -n N"},
-    {NULL, "--reduce", "fp32", NULL},
-    {"-pf", "--rendezvous", NULL, "mpirun -np N, which connects the ranks"},
-    {NULL, "--seq-warmup", "0", NULL},
-    {"-ps", "--server", NULL, "mpirun --host A,B, which connects the ranks"},
-    {NULL, "--server-port", NULL, "mpirun -np N, which connects the ranks"},
-    {NULL, "--static-masking", "0", NULL},
-    {NULL, "--wsd-decay", "0.2", NULL},
-};
-// clang-format on
-
-// End with USAGE if `name` (of n bytes) is a retired flag. `where`: "FILE:LINE: " of a recipe, "" of the command line.
-static inline void flags_refuse_retired(const char* name, size_t n, const char* where) {
-    for (size_t i = 0; i < COUNT_OF(FLAGS_RETIRED); i++) {
-        const RetiredFlag* r = &FLAGS_RETIRED[i];
-        const char* names[2] = {r->flag, r->long_name};
-        for (int k = 0; k < 2; k++)
-            if (names[k] && strlen(names[k]) == n && memcmp(names[k], name, n) == 0)
-                die(USAGE, "%sunknown flag '%s': it was removed%s%s; all flags: --help", where, names[k],
-                    r->instead ? "; use " : "", r->instead ? r->instead : "");
-    }
-}
 
 // Whether the user's `name` is closer than *distance to the name `candidate`. Leading dashes do not count; - and _ are
 // the same.

@@ -144,7 +144,7 @@ static inline int launcher_ranks(const char** launcher) {
     for (size_t i = 0; i < COUNT_OF(variables); i++) {
         const char* text = getenv(variables[i][1]);
         *launcher = variables[i][0];
-        if (text && *text) return atoi(text);
+        if (text && *text) return (int)strtol(text, NULL, 10);
     }
     return 1;
 }

@@ -53,7 +53,7 @@ typedef struct {
     int calibrates;      // 1: too few steps for scales, so every tensor is measured first
     int records;         // 1: in a training step, which records the largest absolute values
     double* elements;    // [FP8_OPERANDS * layers] on the host: number of elements that the step has quantized
-    uint8_t *x, *xt;   // [N, IC] and [IC, Np]
+    uint8_t *x, *xt;     // [N, IC] and [IC, Np]
     uint8_t *dy, *dyt;
     const floatX *x_of, *dy_of;  // the tensors that x, and dy and dyt, were quantized from; NULL: none
     QuantizeInput x_from;        // what x was computed from

@@ -53,8 +53,7 @@ static inline int explain_check(const ExplainSettings* e, Settings* s, Flag* tab
     if (e->next && !*e->second) die(USAGE, "--explain-next 1: needs --explain-second, the other text of the pair");
     if (s->evaluate) die(USAGE, "--explain: does not combine with --evaluate, --generate, --fill or --embed");
     if (s->profile) die(USAGE, "--explain and --profile: explain the model after the profiled run");
-    if (s->fp8)
-        die(USAGE, "--explain and --fp8 1: an fp8 model keeps no activations to show; leave --fp8 out");
+    if (s->fp8) die(USAGE, "--explain and --fp8 1: an fp8 model keeps no activations to show; leave --fp8 out");
     if (!*s->out) die(USAGE, "--explain: writes to -o, which is empty; name a directory");
     s->evaluate = 1, s->B = 1, s->total_batch = 0;
     return 1;

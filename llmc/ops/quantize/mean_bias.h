@@ -28,8 +28,8 @@ typedef struct {
     const real* inverse;
 } RoundedTensor;
 
-#define MEAN_BIAS_FLOPS(N, IC) (4.0 * (IC) * mean_bias_rows(N))
-#define MEAN_BIAS_BYTES(N, IC) ((sizeof(floatX) + 1.0) * (IC) * mean_bias_rows(N))
+#define MEAN_BIAS_FLOPS(N, IC) (4.0 * (IC)*mean_bias_rows(N))
+#define MEAN_BIAS_BYTES(N, IC) ((sizeof(floatX) + 1.0) * (IC)*mean_bias_rows(N))
 
 // ---------------------------------------------------------------------------------------------------------
 // Reference
