@@ -94,7 +94,6 @@ static inline double positive(double x) { return x > 0 ? x : (double)NAN; }
 typedef struct {
     double plain;     // median of the steps that are not profiled; NaN: there was none
     double profiled;  // of the reported step, by the host's clock
-    double at_limit;  // of a step by its energy, at the GPU's power limit; NaN: unknown
 } ProfileTimes;
 
 static inline void profile_table_accounting(Table* t, const ProfileStep* step, const Accounting* a,
@@ -114,7 +113,6 @@ static inline void profile_table_accounting(Table* t, const ProfileStep* step, c
         {"+ after the last row", step->after},
         {"profiled step by the host's clock", times.profiled},
         {"step without profiling (median)", times.plain},
-        {"step at the power limit: its energy / the limit", times.at_limit},
     };
     table_open(t, "accounting", "Where the step's time goes");
     for (size_t i = 0; i < COUNT_OF(lines); i++) {
