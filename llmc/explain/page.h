@@ -234,29 +234,6 @@ static inline void explain_put_residual(Text* out, const ExplainRecord* r) {
 // ---------------------------------------------------------------------------------------------------------
 // Ops and parameters
 
-// The file of an op's launcher.
-static inline const char* explain_file_of(const char* op) {
-    static const struct {
-        const char *op, *file;
-    } files[] = {{"accuracy_", "accuracy.h"},
-                 {"attention_", "attention/attention.h"},
-                 {"classifier_", "classifier/classifier.h"},
-                 {"embedding_", "embedding/embedding.h"},
-                 {"gather_", "gather.h"},
-                 {"gelu_", "gelu.h"},
-                 {"layernorm_", "layernorm/layernorm.h"},
-#ifdef __CUDACC__
-                 {"matmul_", "matmul/cublaslt.cuh"},
-#else
-                 {"matmul_", "matmul/cpu.h"},
-#endif
-                 {"next_sentence_", "next_sentence.h"},
-                 {"residual_layernorm_", "layernorm/layernorm.h"}};
-    for (size_t i = 0; i < COUNT_OF(files); i++)
-        if (strncmp(op, files[i].op, strlen(files[i].op)) == 0) return files[i].file;
-    return NULL;
-}
-
 // The ops that ran, in launch order. Those not in the model's list, such as casts, have no formula and no tensors.
 static inline void explain_put_ops(Text* out, const ExplainRecord* r) {
     size_t next = 0;
@@ -264,12 +241,10 @@ static inline void explain_put_ops(Text* out, const ExplainRecord* r) {
     for (size_t i = 0; i < r->log.count; i++) {
         const ScopeRecord* op = &r->log.records[i];
         const TapPoint* point = next < r->tap.count && r->tap.points[next].scope == i ? &r->tap.points[next] : NULL;
-        const char* file = explain_file_of(op->op);
         text_append(out, i ? ",\n{" : "[{", i ? 3 : 2);
         json_put_string(out, "op", op->op), json_put_string(out, "direction", direction_name(op->direction));
         json_put_integer(out, "layer", op->layer), json_put_string(out, "shapes", op->shapes);
         json_put_number(out, "flops", op->flops), json_put_number(out, "bytes", op->bytes);
-        if (file) text_printf(out, ", \"file\": \"llmc/ops/%s\"", file);
         if (point) json_put_string(out, "formula", r->ops[next]->formula);
         json_put_key(out, "tensors");
         text_append(out, "[", 1);
