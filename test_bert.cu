@@ -773,7 +773,7 @@ static void test_ops(Tests* t) {
         "residual_layernorm_backward matmul_backward_weight matmul_gelu_backward_input matmul_backward_weight "
         "matmul_backward_input residual_layernorm_backward matmul_backward_weight matmul_backward_input "
         "attention_backward matmul_backward_weight matmul_backward_input ";
-    enum { B = 2, T = 64, M = 8, LAYERS = 3, MIDDLE = 1, OUTSIDE = 23, A_LAYER = 18 };
+    enum { B = 2, T = 64, M = 8, LAYERS = 3, MIDDLE = 1, OUTSIDE = 24, A_LAYER = 18 };
     const OptimizerSettings adamw = {
         .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-6, .weight_decay = 0.01, .max_norm = 1};
     Bench* b = bench_open(config_from_descriptor("L=3,C=128,NH=2,V=53,T=64", 0), B, T, M, 0, 5);
