@@ -122,8 +122,7 @@ static inline BatchMatrix muon_operand(floatX* p, int rows, int cols, cublasOper
     return m;
 }
 
-static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk z, const MuonTriple* t, int iterations,
-                                               Context* ctx) {
+static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk z, Context* ctx) {
     int is_tall = z.rows > z.cols, s = min_int(z.rows, z.cols), l = max_int(z.rows, z.cols);
     Scope scope = scope_open(ctx, "muon_orthogonalize", MUON_ORTHOGONALIZE_FLOPS(z.count, s, l),
                              MUON_ORTHOGONALIZE_BYTES(z.count, s, l), "%dx[%d,%d]", z.count, z.rows, z.cols);
@@ -133,16 +132,16 @@ static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk
     BatchSize gram = {.M = s, .N = s, .K = l, .batch = z.count, .like = z.like}, square = gram, whole = gram;
     square.K = whole.K = s, whole.M = z.rows, whole.N = z.cols;
     y.p = space->y, b.p = space->b;
-    for (int k = 0; k < iterations; k++) {
+    for (int k = 0; k < MUON_ITERATIONS; k++) {
         BatchMatrix xt = x, next = y;
         xt.layout.op = CUBLAS_OP_T;
         SymmetricProduct xx = {.d = (floatX*)a.p, .x = (const floatX*)x.p, .d0 = NULL, .s = s, .k = l};
         SymmetricProduct aa = {.d = (floatX*)b.p, .x = (const floatX*)a.p, .d0 = (const floatX*)a.p, .s = s, .k = s};
         xx.count = aa.count = z.count, xx.is_tall = is_tall;
-        xx.alpha = 1, aa.alpha = (float)t[k].c, aa.beta = (float)t[k].b;
+        xx.alpha = 1, aa.alpha = (float)MUON_C, aa.beta = (float)MUON_B;
         if (!muon_symmetric(xx, ctx)) batched_product(a, is_tall ? xt : x, is_tall ? x : xt, gram, 1, ctx);
-        if (!muon_symmetric(aa, ctx)) batched_product_add(b, a, a, square, (float)t[k].c, a.p, (float)t[k].b, ctx);
-        batched_product_add(next, is_tall ? x : b, is_tall ? b : x, whole, 1, x.p, (float)t[k].a, ctx);
+        if (!muon_symmetric(aa, ctx)) batched_product_add(b, a, a, square, (float)MUON_C, a.p, (float)MUON_B, ctx);
+        batched_product_add(next, is_tall ? x : b, is_tall ? b : x, whole, 1, x.p, (float)MUON_A, ctx);
         y = x, x = next;
     }
     scope_close(&scope);
