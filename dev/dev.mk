@@ -152,8 +152,9 @@ san:
 
 recsys: $(RECSYS) $(if $(HAS_NVCC),$(RECSYS_GPU))
 
-recsys-test: $(RECSYS) $(RECSYS_TESTS) $(B)/ops $(B)/ops_double
-	@bash dev/recsys/test.sh $(B)
+recsys-test: $(RECSYS) $(RECSYS_TESTS) $(TEST_CORPUS)
+	@for test in $(RECSYS_TESTS); do $$test || exit 1; done
+	@bash dev/recsys/trainer.sh $(RECSYS)
 
 mutants:
 	@MAKEFLAGS= python3 dev/mutants.py --jobs $(or $(JOBS),1)

@@ -68,7 +68,7 @@ TESTS = {
     "bert_double": (["build/test_bert_double"], ["build/test_bert_double"]),
     "dlrm": (["build/test_dlrm"], ["build/test_dlrm"]),
     "ncf": (["build/test_ncf"], ["build/test_ncf"]),
-    "recsys": (["build/train_dlrm", "build/train_ncf"], ["bash", "dev/recsys/trainer.sh", "build/train_dlrm", "build/train_ncf"]),
+    "recsys": (["build/train_dlrm", "build/train_ncf"] + DATA, ["bash", "dev/recsys/trainer.sh", "build/train_dlrm", "build/train_ncf"]),
     "tokenizer_files": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/tokenizer_files.sh", "./train_gpt2", "./train_bert"]),
     "choices": (["build/profile_page.inc", "build/test_choices"], ["build/test_choices"]),
     "hub": (["train_gpt2", "train_bert", "finetune_bert"] + DATA, ["bash", "dev/test/hub.sh", "./train_gpt2", "./train_bert"]),

@@ -48,8 +48,9 @@ static inline void rows_run(void* state) {
     EmbeddingTable t = {k->w.device_real, HAS_DEVICE_MEMORY ? k->copy.device : k->w.device, k->m.device_real,
                         k->v.device_real, k->E};
     RowGradients dx = {k->dx.device, k->stride};
-    row_segments_find(&k->segments, k->index, k->segments.capacity, k->kind == ROWS_SGD ? NO_STARTS : WITH_STARTS,
-                      k->ctx);
+    row_segments_begin(&k->segments, k->index, k->segments.capacity, k->kind == ROWS_SGD ? NO_STARTS : WITH_STARTS,
+                       k->ctx);
+    row_segments_wait(&k->segments, k->ctx);
     if (k->kind == ROWS_SGD) embedding_sgd(t, dx, k->segments, k->settings.lr, k->step, k->ctx);
     else embedding_adam(t, dx, k->segments, k->settings, k->kind == ROWS_LAZY ? LAZY : DENSE, k->step, k->ctx);
 }
@@ -66,9 +67,9 @@ static inline void test_embedding_rows(Harness* h) {
         RowsCase* k = rows_case(h, N, rows, E, kind);
         real* const state[3] = {copy_of(h, k->w), copy_of(h, k->m), copy_of(h, k->v)};
         Array all[4] = {k->w, k->m, k->v, k->copy};
-        EmbeddingAdamRef a = {k->settings, 3, kind == ROWS_LAZY ? LAZY : DENSE};
+        AdamRows updated = kind == ROWS_LAZY ? LAZY : DENSE;
         if (kind == ROWS_SGD) embedding_sgd_ref(state[0], k->dx.host, k->stride, k->want, E, k->settings.lr);
-        else embedding_adam_ref(state, k->dx.host, k->stride, k->want, E, a);
+        else embedding_adam_ref(state, k->dx.host, k->stride, k->want, E, k->settings, 3, updated);
         expect_same_for_any_threads(h, names[kind], rows_run, k, all, HAS_DEVICE_MEMORY ? 4 : 3);
         double limit = tolerance(1e-5);
         expect_close(h, "w", k->w, state[0], limit);

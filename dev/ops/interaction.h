@@ -62,17 +62,6 @@ static inline void test_interaction(Harness* h) {
         expect_close(h, "dbottom", k->dbottom, g.dbottom, tolerance(1e-5));
         expect_close(h, "dvectors", k->dvectors, g.dvectors, tolerance(1e-5));
         case_end(h);
-        case_begin(h, "interaction/mask B=%d tables=%d E=%d", B, tables, E);
-        k = interaction_case(h, B, tables, E, 50);
-        want = copy_of(h, k->dz);
-        for (int column = 0; column < k->s.width; column++) {
-            int pair = column - E, vector = 1;
-            while (pair >= vector) pair -= vector++;  // the pair of `vector` and vector number `pair`
-            for (int b = 0; b < B && pair > 0 && vector <= tables; b++) want[b * k->s.width + column] = 0;
-        }
-        interaction_mask(k->dz.device, k->s, k->ctx);
-        expect_close(h, "z", k->dz, want, 0);
-        case_end(h);
     }
 }
 

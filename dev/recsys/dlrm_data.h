@@ -15,7 +15,6 @@
 
 #include <sys/mman.h>
 
-#include "dev/recsys/sites.h"
 #include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/util.h"
@@ -23,6 +22,7 @@
 
 enum { CLICKS_MAGIC = 20261124, CLICKS_VERSION = 1, CLICKS_HEADER = 256, CLICK_TABLES = 32, CLICK_NUMBERS = 64 };
 enum { CLICK_HIDDEN = 3 };  // width of the generator's hidden vectors
+enum { SITE_CLICK = 14 };   // the purpose of a random stream, beside those of llmc/base/rng.h
 #define CLICK_BASE (-1.0)
 #define CLICK_NUMBERS_SD 0.5
 #define CLICK_IDS_SD 0.8
@@ -108,10 +108,6 @@ static inline void clicks_open(Clicks* c, const char* path) {
     c->fingerprint = crc32_update(&crc, 0, c->file, c->bytes);
 }
 
-static inline void clicks_close(Clicks* c) {
-    if (c->file) munmap(c->file, c->bytes);
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // Samples
 
@@ -155,57 +151,54 @@ static inline int clicks_sample(const Clicks* c, uint64_t n, float* numbers, int
 // ---------------------------------------------------------------------------------------------------------
 // Batches
 
-// A batch on the device. Row numbers count from the first row of the first table.
-typedef struct {
-    const floatX* numbers;  // [B, padded]
-    const int* rows;        // [B, tables]
-    const real* labels;     // [B]
-    int B;
-} Batch;
-
-// A batch on the host, to be filled.
+// A batch on the host or on the device. Row numbers count from the first row of the first table.
 typedef struct {
     floatX* numbers;  // [B, padded], padding is 0
     real* labels;     // [B]
     int* rows;        // [B, tables]
-} HostBatch;
+    int B;
+} Batch;
 
 // Uploads batches of at most B samples, whose numbers are padded to `padded` columns.
 typedef struct {
     Staging staging;
-    HostBatch host, device;
+    Batch host, device;
     int B, tables, padded;
 } BatchLoader;
 
-static inline size_t batch_bytes(int B, int tables, int padded) {
-    return (size_t)B * ((size_t)padded * sizeof(floatX) + sizeof(real) + (size_t)tables * sizeof(int));
+// The columns of a batch's numbers.
+static inline int clicks_padded(const Clicks* c) { return (int)round_up((size_t)c->numbers, 8); }
+
+static inline size_t batch_loader_bytes(const Clicks* c, int B) {
+    size_t numbers = (size_t)clicks_padded(c) * sizeof(floatX), ids = (size_t)c->tables * sizeof(int);
+    return (size_t)B * (numbers + sizeof(real) + ids);
 }
 
 // Split memory of B samples.
-static inline HostBatch batch_split(const BatchLoader* l, void* memory) {
+static inline Batch batch_split(const BatchLoader* l, void* memory) {
     floatX* numbers = (floatX*)memory;
     real* labels = (real*)(numbers + (size_t)l->B * (size_t)l->padded);
-    HostBatch batch = {numbers, labels, (int*)(labels + l->B)};
+    Batch batch = {numbers, labels, (int*)(labels + l->B), l->B};
     return batch;
 }
 
-static inline void batch_loader_open(BatchLoader* l, int B, int tables, int padded, Context* ctx) {
-    size_t bytes = batch_bytes(B, tables, padded);
-    l->B = B, l->tables = tables, l->padded = padded;
+static inline void batch_loader_open(BatchLoader* l, const Clicks* c, int B, Context* ctx) {
+    size_t bytes = batch_loader_bytes(c, B);
+    l->B = B, l->tables = c->tables, l->padded = clicks_padded(c);
     staging_open(&l->staging, bytes);
     l->device = batch_split(l, device_alloc(ctx, bytes, "batch"));
 }
 
 static inline void batch_loader_close(BatchLoader* l) {
+    device_free(l->device.numbers, l->staging.bytes);
     staging_close(&l->staging);
-    device_free(l->device.numbers, batch_bytes(l->B, l->tables, l->padded));
 }
 
 // Upload samples first .. first + B - 1 of an epoch's order, or with `order` 0 of the data. `first_row` [tables]:
 // numbers of the tables' first rows. `logits` [B]: the true ones; NULL: not wanted.
 static inline Batch batch_load(BatchLoader* l, const Clicks* c, uint64_t first, int B, uint64_t order,
                                const int* first_row, double* logits, Context* ctx) {
-    HostBatch host = l->host = batch_split(l, staging_begin(&l->staging));
+    Batch host = l->host = batch_split(l, staging_begin(&l->staging));
     size_t n = (size_t)B;
 #pragma omp parallel for schedule(static)
     for (int b = 0; b < B; b++) {
@@ -222,7 +215,8 @@ static inline Batch batch_load(BatchLoader* l, const Clicks* c, uint64_t first, 
     device_upload(ctx, l->device.labels, host.labels, n * sizeof(real));
     device_upload(ctx, l->device.rows, host.rows, n * (size_t)l->tables * sizeof(int));
     staging_end(&l->staging, ctx);
-    Batch batch = {l->device.numbers, l->device.rows, l->device.labels, B};
+    Batch batch = l->device;
+    batch.B = B;
     return batch;
 }
 

@@ -125,11 +125,6 @@ static inline void mlp_backward(MlpBackward d, const Mlp* mlp, const Linear* p, 
 // ---------------------------------------------------------------------------------------------------------
 // Memory and updates
 
-// Number of elements of the MLPs, whose gradients are stored: all before the tensor `first_table`.
-static inline size_t mlp_elements(const TensorTable* table, int first_table) {
-    return table->tensors[first_table].offset;
-}
-
 // The full-precision parameters: the master weights, or the parameters themselves.
 static inline real* recommender_weights(const ModelBuffers* b, const Optimizer* o) {
     return o->master ? o->master : (real*)b->params;

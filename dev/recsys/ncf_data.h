@@ -9,7 +9,6 @@
 #ifndef DEV_RECSYS_NCF_DATA_H
 #define DEV_RECSYS_NCF_DATA_H
 
-#include "dev/recsys/sites.h"
 #include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/util.h"
@@ -19,6 +18,8 @@
 #endif
 
 enum { RATINGS_MAGIC = 20261123, RATINGS_VERSION = 1, RATINGS_HEADER = 256 };
+// The purposes of random streams, beside those of llmc/base/rng.h.
+enum { SITE_DROPOUT_RELU = 11, SITE_NEGATIVE = 12, SITE_RIVAL = 13, SITE_RATING = 14 };
 
 // The items that a held-out item is ranked with: those that the user never rated, or any.
 typedef enum { POOL_UNSEEN, POOL_ALL } EvalPool;
@@ -93,7 +94,7 @@ enum { GENERATED_USERS = 2000, GENERATED_KINDS = 10, GENERATED_PER_KIND = 100, G
 // Ratings that are generated: each user takes 4 of 5 items from the one kind of items that it likes, and popular items
 // more often, by Zipf's law.
 static inline void ratings_generate(Ratings* r, uint64_t seed) {
-    uint64_t key = rng_stream(seed, 0, 2, SITE_CLICK);
+    uint64_t key = rng_stream(seed, 0, 2, SITE_RATING);
     memset(r, 0, sizeof *r);
     r->users = GENERATED_USERS, r->items = GENERATED_KINDS * GENERATED_PER_KIND;
     r->pairs = GENERATED_USERS * GENERATED_RATED, r->fingerprint = (uint32_t)key;
@@ -115,8 +116,6 @@ static inline void ratings_generate(Ratings* r, uint64_t seed) {
     ratings_index(r);
 }
 
-static inline void ratings_close(Ratings* r) { free(r->file), free(r->begin), free(r->seen); }
-
 // Whether the user rated the item, in training or held out.
 HOST_DEVICE static inline int ratings_has(const Ratings* r, int user, int item) {
     int begin = r->begin[user], end = r->begin[user + 1], last = end;
@@ -131,19 +130,14 @@ HOST_DEVICE static inline int ratings_has(const Ratings* r, int user, int item) 
 // ---------------------------------------------------------------------------------------------------------
 // Batches
 
-static inline uint64_t ratings_samples(const Ratings* r, int negatives) {
-    return (uint64_t)r->pairs * (uint64_t)(1 + negatives);
-}
-
-// A batch on the device. `first`: number of its first sample in the whole step.
+// A batch on the device.
 typedef struct {
     const int *users, *items;  // [B]
     const real* labels;        // [B]
     int B;
-    uint64_t first;
 } Batch;
 
-// A batch on the host, to be filled.
+// The same, to be filled.
 typedef struct {
     int *users, *items;  // [B]
     real* labels;        // [B]
@@ -152,7 +146,7 @@ typedef struct {
 // Draws or uploads batches of at most B samples.
 typedef struct {
     Staging staging;
-    HostBatch host, device;
+    HostBatch device;
     int B;
     Ratings ratings;  // on the device
 } BatchLoader;
@@ -192,7 +186,9 @@ static inline HostBatch batch_split(void* memory, int B) {
     return batch;
 }
 
-static inline void batch_loader_open(BatchLoader* l, int B, const Ratings* ratings, Context* ctx) {
+static inline size_t batch_loader_bytes(const Ratings* r, int B) { return (size_t)B * SAMPLE_BYTES + ratings_bytes(r); }
+
+static inline void batch_loader_open(BatchLoader* l, const Ratings* ratings, int B, Context* ctx) {
     size_t bytes = (size_t)B * SAMPLE_BYTES;
     l->ratings = ratings_on_device(ratings, ctx);
     staging_open(&l->staging, bytes);
@@ -201,23 +197,9 @@ static inline void batch_loader_open(BatchLoader* l, int B, const Ratings* ratin
 }
 
 static inline void batch_loader_close(BatchLoader* l) {
+    device_free(l->device.labels, l->staging.bytes);
     staging_close(&l->staging);
-    device_free(l->device.labels, (size_t)l->B * SAMPLE_BYTES);
     ratings_free(&l->ratings);
-}
-
-// Begin a batch: the caller fills l->host.
-static inline void batch_begin(BatchLoader* l) { l->host = batch_split(staging_begin(&l->staging), l->B); }
-
-// Upload the first B samples of l->host.
-static inline Batch batch_upload(BatchLoader* l, int B, Context* ctx) {
-    size_t n = (size_t)B;
-    device_upload(ctx, l->device.users, l->host.users, n * sizeof(int));
-    device_upload(ctx, l->device.items, l->host.items, n * sizeof(int));
-    device_upload(ctx, l->device.labels, l->host.labels, n * sizeof(real));
-    staging_end(&l->staging, ctx);
-    Batch batch = {l->device.users, l->device.items, l->device.labels, B, 0};
-    return batch;
 }
 
 // How the samples of an epoch are ordered and drawn.
@@ -276,7 +258,7 @@ static inline Batch batch_draw(BatchLoader* l, EpochDraws d, uint64_t first, int
     ratings_batch(l->device, &l->ratings, d, first, B);
 #endif
     scope_close(&scope);
-    Batch batch = {l->device.users, l->device.items, l->device.labels, B, 0};
+    Batch batch = {l->device.users, l->device.items, l->device.labels, B};
     return batch;
 }
 
@@ -299,20 +281,18 @@ static inline void ratings_rivals(const Ratings* r, int user, int count, EvalPoo
     }
 }
 
-// Set `batch` to samples for B rivals, `width` of each user from `first` on, held-out item included.
-static inline void rivals_batch(HostBatch batch, int first, const int* rivals, int width, int B) {
+// Upload samples of B rivals, `width` of each user from `first` on, held-out item included.
+static inline Batch batch_rivals(BatchLoader* l, int first, const int* rivals, int width, int B, Context* ctx) {
+    HostBatch host = batch_split(staging_begin(&l->staging), l->B);
+    size_t n = (size_t)B;
     for (int k = 0; k < B; k++)
-        batch.users[k] = first + k / width, batch.items[k] = max_int(rivals[k], 0), batch.labels[k] = 0;
-}
-
-// Check that every user has that many unseen items.
-static inline void ratings_check_rivals(const Ratings* r, int count, EvalPool pool, const char* path) {
-    for (int u = 0; u < r->users && pool == POOL_UNSEEN; u++) {
-        int unseen = r->items - (r->begin[u + 1] - r->begin[u]);
-        if (unseen < count)
-            die(USAGE, "--eval-negatives %d: user %d of %s has only %d items that it never rated", count, u, path,
-                unseen);
-    }
+        host.users[k] = first + k / width, host.items[k] = max_int(rivals[k], 0), host.labels[k] = 0;
+    device_upload(ctx, l->device.users, host.users, n * sizeof(int));
+    device_upload(ctx, l->device.items, host.items, n * sizeof(int));
+    device_upload(ctx, l->device.labels, host.labels, n * sizeof(real));
+    staging_end(&l->staging, ctx);
+    Batch batch = {l->device.users, l->device.items, l->device.labels, B};
+    return batch;
 }
 
 typedef struct {
@@ -326,25 +306,6 @@ static inline void rank_add(RankSums* sums, const real* scores, const int* items
     sums->users++;
     sums->hits += above < 10;
     sums->gain += above < 10 ? log(2) / log(above + 2) : 0;
-}
-
-// Print HR@10 and NDCG@10, and with `log` also log them.
-static inline void ranks_show(Log* log, int64_t step, int64_t steps, RankSums sums, int negatives, EvalPool pool) {
-    double hr = sums.hits / sums.users, ndcg = sums.gain / sums.users;
-    const char* name = pool == POOL_ALL ? "all" : "unseen";
-    if (log) {
-        Text line = {NULL, 0, 0};
-        text_append(&line, "{", 1);
-        json_put_integer(&line, "step", step);
-        log_put(&line, "hr_at_10", hr, 6), log_put(&line, "ndcg_at_10", ndcg, 6);
-        json_put_integer(&line, "eval_negatives", negatives);
-        json_put_string(&line, "eval_pool", name);
-        text_append(&line, "}", 1);
-        log_line(log, &line);
-        free(line.text);
-        log_print_step(step, steps);
-    }
-    printf("HR@10 %.4f, NDCG@10 %.4f with %d negatives, pool %s\n", hr, ndcg, negatives, name);
 }
 
 #endif

@@ -1,10 +1,29 @@
-/* What main() of both recommenders needs besides the run layer: their flags, what they refuse, and their memory plan. */
+/* The part of both trainers that does not depend on the model: flags, what they refuse, the memory plan, the run. Included by a
+ * trainer once its Trainer is defined. */
 #ifndef DEV_RECSYS_RECOMMENDER_H
 #define DEV_RECSYS_RECOMMENDER_H
 
-#include "llmc/run/run.h"
+#ifdef PRECISION_FP16
+#error "the backward pass has no loss scale: build it in bf16 or fp32"
+#endif
 
 enum { RECOMMENDER_MOST_SAMPLES = 1 << 21 };  // of a batch
+
+static volatile sig_atomic_t stop_signal;
+static void on_signal(int number) { stop_signal = number; }
+
+// Each trainer defines these.
+static int settings_flags(Trainer* t, Flag* table);
+static void open_data(Trainer* t);  // opens or generates t->data and sets t->samples, checked against the settings
+static void close_data(Trainer* t);
+static Config config_from_settings(const Trainer* t);                   // the model that -e describes
+static Text config_text(const Trainer* t);                              // its config.json
+static void train_samples(Trainer* t, uint64_t epoch, uint64_t first);  // a step from number `first` of the epoch on
+static void validate(Trainer* t,
+                     Log* log);  // score the held-out data; print the result, and log it unless `log` is NULL
+
+// ---------------------------------------------------------------------------------------------------------
+// Settings and startup
 
 // Take the flags that neither recommender uses out of the table, and those of `others` [count]. Their settings keep the
 // defaults. Returns the number of rows left.
@@ -33,35 +52,100 @@ static inline const char* recommender_data(const Settings* s) {
     return *s->train_data ? s->train_data : "the generated data";
 }
 
-// Refuse several ranks, and an evaluation of random weights.
-static inline void recommender_check(const Run* r) {
+// Check and open everything that the run needs. Nothing is written until all checks have passed.
+static void trainer_open(Trainer* t, int argc, char** argv, const char* usage) {
+    Run* r = &t->run;
+    const Settings* s = &r->settings;
+    Model* m = &t->model;
+    run_parse(r, settings_flags(t, r->flags), argc, argv, usage);
+    run_join(r, NULL);
     if (r->group.size > 1)
         checkpoint_die(&r->group, USAGE, "%d ranks: a recommender trains on one; start it without mpirun",
                        r->group.size);
-    if (r->settings.evaluate && !r->session.checkpoint)
+    if (s->evaluate && !r->session.checkpoint)
         die(USAGE, "--evaluate 1: needs a trained model; name its run with -y 1 -o DIR");
-}
-
-// Plan the memory before anything is allocated. The run allocates gradients and moments of the tables too.
-static inline void recommender_check_memory(Run* r, const ModelBuffers* b, size_t batch, size_t segments) {
-    size_t n = b->table.elements;
-    MemoryPlan plan = {
-        {{"parameters", n * sizeof(floatX)},
-         {"gradients", n * sizeof(real)},
-         {"optimizer", optimizer_bytes(n, WITH_MASTER)},
-         {"activations", b->acts_table.elements * sizeof(floatX) + b->stats_table.elements * sizeof(real)},
-         {"batch", batch},
-         {"segments", segments},
-         {"workspace", device_workspace_bytes()}},
-        device_memory_available() + device_workspace_bytes(),
-        0};
+    open_data(t);
+    t->epoch_steps = t->samples / (uint64_t)s->B;  // the last part of a batch is dropped
+    if (!t->epoch_steps) die(USAGE, "-b %d: an epoch has %llu samples", s->B, (unsigned long long)t->samples);
+    run_find_model(r, "", "");
+    model_plan(m, config_from_settings(t), s->B);
+    run_sequence_length(r, 1);
+    // The run allocates gradients and moments of the tables too.
+    size_t n = m->buffers.table.elements;
+    MemoryPlan plan = {{{"parameters", n * sizeof(floatX)},
+                        {"gradients", n * sizeof(real)},
+                        {"optimizer", optimizer_bytes(n, WITH_MASTER)},
+                        {"activations", m->buffers.acts_table.elements * sizeof(floatX) +
+                                            m->buffers.stats_table.elements * sizeof(real)},
+                        {"batch", batch_loader_bytes(&t->data, s->B)},
+                        {"segments", model_segments_bytes(m)},
+                        {"workspace", device_workspace_bytes()}},
+                       device_memory_available() + device_workspace_bytes(),
+                       0};
     r->plan = plan;
-    if (r->settings.steps == 0) memory_plan_show(r->flags, r->flag_count, &b->table, &plan, &r->group);
+    if (s->steps == 0) memory_plan_show(r->flags, r->flag_count, &m->buffers.table, &plan, &r->group);
     double needed = (double)memory_plan_bytes(&plan) / 1048576, available = (double)plan.available / 1048576;
     if (needed > available)
         die(USAGE,
             "the run needs %.1f MiB, but %.1f MiB are available; choose a smaller -e or -b (-x 0 prints the plan)",
             needed, available);
+    session_check_data(&r->session, t->data.fingerprint, recommender_data(s));
+    run_check_ranks(r, config_text(t), t->data.held_out != 0, t->data.fingerprint);  // samples, or an item of each user
+    session_set_last(&r->session, t->epoch_steps * (uint64_t)s->B);
+    run_alloc(r, &m->buffers);
+    model_alloc(m, &r->ctx);
+    batch_loader_open(&t->loader, &t->data, s->B, &r->ctx);
+    if (!r->start) {
+        HostView view = host_view_open(m->buffers.params, m->buffers.table.elements, VIEW_FLOATX);
+        memset(view.values, 0, view.n * sizeof *view.values);  // the padding between tensors too
+        random_weights(m, view.values, (uint64_t)s->seed);
+        model_buffers_write(&m->buffers, &r->optimizer, &view, &r->ctx);
+    }
+    run_share(r);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The run
+
+// One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
+static void train_step(Trainer* t) {
+    Run* r = &t->run;
+    StepLosses losses = {1, {t->model.a.loss}, {"loss"}};
+    MicroBatch b = run_begin_step(r);
+    int B = t->model.B;
+    uint64_t step = b.sequence / (uint64_t)B;
+    run_next_micro_batch(r, &b);  // the only one
+    train_samples(t, step / t->epoch_steps, step % t->epoch_steps * (uint64_t)B);
+    run_next_micro_batch(r, &b);
+    StepWork work = {B, (double)B, (double)B, model_flops(&t->model)};  // a sample counts as a token
+    run_log(r, losses, work);
+}
+
+// Train or evaluate. `usage`: the first line of --help; `score`: the key of a validation in log.jsonl; `what`: the run's
+// name.
+static int recommender_main(int argc, char** argv, const char* usage, const char* score, const char* what) {
+    static Trainer trainer, *t = &trainer;
+    Run* r = &t->run;
+    process_begin(on_signal, argv);
+    trainer_open(t, argc, argv, usage);
+    if (r->settings.evaluate) {
+        process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
+        validate(t, NULL);
+    } else {
+        run_begin(r, t->samples, "", r->settings.B);
+        if (run_is_missing(r, score)) validate(t, &r->log);
+        while (run_next_step(r, (int)stop_signal)) {
+            train_step(t);
+            if (run_end_step(r, 0)) validate(t, &r->log);
+        }
+        run_end(r, what);
+    }
+    device_synchronize(&r->ctx);
+    batch_loader_close(&t->loader);
+    model_free(&t->model);
+    close_data(t);
+    run_close(r);
+    return DONE;
 }
 
 #endif

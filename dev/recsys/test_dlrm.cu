@@ -1,282 +1,121 @@
 /* Tests of DLRM: golden numbers, finite differences (double build), equalities. With a GPU also its speed:
  *
  *     test_dlrm                 the tests
- *     test_dlrm losses          losses of 20 steps of a middle-sized model, to compare builds
  *     test_dlrm speed           milliseconds and kernels of a step of the published size */
 #define NO_MAIN
 #include "dev/recsys/train_dlrm.cu"
 
-#include "dev/recsys/golden.h"
 #include "dev/recsys/test_recommender.h"
 
-typedef struct {
-    Context ctx;
-    Model m;
-    Optimizer o;
-    Batch batch;
-} Bench;
-
-// Write values, rounded to floatX, to device memory of floatX elements.
-static floatX* floats_on_device(Context* ctx, const real* values, size_t n) {
-    floatX* p = (floatX*)device_alloc(ctx, n * sizeof(floatX), "batch");
-    HostView view = host_view_open(p, n, VIEW_FLOATX);
-    memcpy(view.values, values, n * sizeof(real));
-    host_view_write(ctx, &view);
-    host_view_close(&view);
-    return p;
+static void bench_step(Bench* b, uint64_t step) {
+    (void)step;
+    train_batch(&b->m, &b->o, &b->batch, b->lr, &b->ctx);
 }
 
-static Bench* bench_open(Config config, int B) {
-    Bench* b = (Bench*)xcalloc(1, sizeof *b);
-    context_init(&b->ctx);
-    model_plan(&b->m, config, B);
-    model_buffers_alloc(&b->m.buffers, &b->ctx);
-    model_alloc(&b->m, &b->ctx);
-    optimizer_init_shard(&b->o, &b->m.buffers.table, (UpdateSettings){.kind = ADAMW, .master = WITH_MASTER},
-                         tensors_updated(&b->m.buffers.table), &b->ctx);
-    return b;
-}
-
-static void bench_close(Bench* b) {
-    optimizer_free(&b->o);
-    model_free(&b->m);
-    model_buffers_free(&b->m.buffers);
-    matmul_plans_free(&b->ctx);
-    context_free(&b->ctx);
-    free(b);
-}
-
-static void bench_write(Bench* b, const real* values) { weights_write(&b->m.buffers, &b->o, values, &b->ctx); }
-
-static double bench_loss(Bench* b) {
-    real loss;
-    device_download(&b->ctx, &loss, b->m.a.loss, sizeof loss);
-    return (double)loss;
-}
-
-// Parameters of the published configuration, and three columns of padding in the first layer.
-static void test_published_size(Tests* t) {
-    Model m;
-    model_plan(&m, config_published(), 1);
-    size_t tables = (26 * 100000 + 100 * 325) * (size_t)128, mlps = 171392 + 2198529 + 3 * 512;
-    expect(t, m.buffers.table.parameters == tables + mlps, "published size", "%zu parameters, not %zu",
-           m.buffers.table.parameters, tables + mlps);
-    model_buffers_free_tables(&m.buffers);
+// With a learning rate of 1 the update is the negative gradient.
+static real* bench_gradients(Bench* b, const real* before) {
+    real* g = bench_weights(b);
+    for (size_t i = 0; i < b->m.buffers.table.elements; i++) g[i] = before[i] - g[i];
+    return g;
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// The golden case
+// The golden case; golden.py prints the losses
 
-static Bench* golden_open(Interaction interaction) {
+static const double DLRM_LOSSES[] = {0.68139063018393, 0.66109198303498, 0.65005644568234, 0.64401277252029,
+                                     0.64068689819818, 0.63883396523366, 0.63780080986686, 0.63722447175617,
+                                     0.63690155326316, 0.63671256245981};
+
+static Bench* golden_open(void) {
     enum { B = 6, NUMBERS = 5, PADDED = 8, TABLES = 4 };
-    Config c = {NUMBERS, TABLES, {11, 12, 13, 14}, {2, {0, 16, 8}, 1}, {1, {0, 16}, 1}, interaction};
+    Config c = {NUMBERS, TABLES, {11, 12, 13, 14}, {2, {0, 16, 8}, 1}, {1, {0, 16}, 1}};
     Bench* b = bench_open(c, B);
     const TensorTable* table = &b->m.buffers.table;
     real* w = (real*)xcalloc(table->elements, sizeof *w);
-    static const struct {
-        const char* name;
-        int id, columns;
-    } fill[] = {{"bottom_mlp.0.weight", 10, NUMBERS},
-                {"bottom_mlp.0.bias", 11, 1},
-                {"bottom_mlp.1.weight", 12, 16},
-                {"bottom_mlp.1.bias", 13, 1},
-                {"top_mlp.0.bias", 15, 1},
-                {"last.weight", 16, 16},
-                {"last.bias", 17, 1},
-                {"tables.0.weight", 0, 8},
-                {"tables.1.weight", 1, 8},
-                {"tables.2.weight", 2, 8},
-                {"tables.3.weight", 3, 8},
-                {"top_mlp.0.weight", 14, 24}};
-    for (size_t i = 0; i < COUNT_OF(fill); i++)
-        hash_fill(w, tensor_named(table, fill[i].name), fill[i].id, fill[i].columns);
+    // Of each tensor in the table's order: number of the hash tensor, and columns without the padding.
+    static const int ids[] = {10, 11, 12, 13, 14, 15, 16, 17, 0, 1, 2, 3},
+                     columns[] = {NUMBERS, 1, 16, 1, 24, 1, 16, 1, 8, 8, 8, 8};
+    for (int k = 0; k < table->count; k++) hash_fill(w, &table->tensors[k], ids[k], columns[k]);
     bench_write(b, w);
-    real numbers[B * PADDED] = {0}, labels[B];
+    floatX numbers[B * PADDED];
+    real labels[B];
     int rows[B * TABLES];
     for (int n = 0; n < B; n++) {
         labels[n] = (5 * n + 2) % 3 == 0;
-        for (int i = 0; i < NUMBERS; i++)
-            numbers[n * PADDED + i] = (real)(2 * hash01(30, (uint32_t)(n * NUMBERS + i)) - 1);
+        for (int i = 0; i < PADDED; i++)
+            numbers[n * PADDED + i] = (floatX)(real)(i < NUMBERS ? 2 * hash01(30, (uint32_t)(n * NUMBERS + i)) - 1 : 0);
         for (int t = 0; t < TABLES; t++)
             rows[n * TABLES + t] = b->m.first_row[t] + (7 * n + 3 * t + 1) % b->m.config.rows[t];
     }
-    Batch batch = {floats_on_device(&b->ctx, numbers, COUNT_OF(numbers)), (int*)on_device(&b->ctx, rows, sizeof rows),
-                   (real*)on_device(&b->ctx, labels, sizeof labels), B};
-    b->batch = batch;
+    Batch batch = {(floatX*)on_device(&b->ctx, numbers, sizeof numbers),
+                   (real*)on_device(&b->ctx, labels, sizeof labels), (int*)on_device(&b->ctx, rows, sizeof rows), B};
+    b->batch = batch, b->lr = 1;
     free(w);
     return b;
 }
 
-static void test_golden(Tests* t) {
-    Bench* b = golden_open(ALL_PAIRS);
-    const TensorTable* table = &b->m.buffers.table;
-    real* before = reals_of(&b->ctx, recommender_weights(&b->m.buffers, &b->o), table->elements);
-    double loss_tol = loss_tolerance(), norm_tol = norm_tolerance();
-    train_batch(&b->m, &b->o, &b->batch, 1, &b->ctx);
-    expect_near(t, "golden: loss", bench_loss(b), 0.6813906302, loss_tol);
-    real* after = reals_of(&b->ctx, recommender_weights(&b->m.buffers, &b->o), table->elements);
-    static const struct {
-        const char* name;
-        double norm;
-    } norms[] = {{"bottom_mlp.0.weight", 2.469957e-4},
-                 {"top_mlp.0.weight", 1.9748275e-3},
-                 {"last.weight", 2.55996427e-2},
-                 {"tables.0.weight", 6.067118e-4},
-                 {"tables.3.weight", 6.160236e-4}};
-    for (size_t i = 0; i < COUNT_OF(norms); i++) {
-        const Tensor* x = tensor_named(table, norms[i].name);
-        char* name = xprintf("golden: norm of the gradient of %s", norms[i].name);
-        double got = 0;
-        if (x->offset < b->m.elements) got = gradient_norm(&b->m.buffers, norms[i].name, &b->ctx);
-        for (size_t k = 0; k < x->size && x->offset >= b->m.elements; k++)
-            after[x->offset + k] -= before[x->offset + k];
-        if (x->offset >= b->m.elements) got = norm_of(after + x->offset, x->size);  // lr is 1
-        // A table's gradient is a difference of weights of 0.1, which have 24 bits or, in double, 53.
-        double limit = x->offset < b->m.elements ? norm_tol : fmax(norm_tol, sizeof(real) == 8 ? 0 : 1e-5);
-        expect_near(t, name, got, norms[i].norm, limit * norms[i].norm + (sizeof(real) == 8 ? 5e-11 : 1e-8));
-        free(name);
-    }
-    for (size_t s = 1; s < COUNT_OF(DLRM_LOSSES); s++) {
-        train_batch(&b->m, &b->o, &b->batch, 1, &b->ctx);
-        char* name = xprintf("golden: loss after %zu steps of SGD", s);
-        expect_near(t, name, bench_loss(b), DLRM_LOSSES[s], loss_tol);
-        free(name);
-    }
-    free(before), free(after);
-    bench_close(b);
-}
+// The norms of tables are of differences of weights of 0.1, which have 24 bits or, in double, 53.
+static const GoldenNorm GOLDEN_NORMS[] = {{"bottom_mlp.0.weight", 2.469957e-4},
+                                          {"top_mlp.0.weight", 1.9748275e-3},
+                                          {"last.weight", 2.55996427e-2},
+                                          {"tables.0.weight", 6.067118e-4},
+                                          {"tables.3.weight", 6.160236e-4}};
 
 #ifdef REAL_DOUBLE
-// The update with lr 1 is the negative gradient: of every tensor, against central differences of the loss.
-static void test_finite_differences(Tests* t, Interaction interaction) {
-    Bench* b = golden_open(interaction);
-    real *w = (real*)b->m.buffers.params, *kept = reals_of(&b->ctx, w, b->m.buffers.table.elements);
-    train_batch(&b->m, &b->o, &b->batch, 1, &b->ctx);
-    real* moved = reals_of(&b->ctx, w, b->m.buffers.table.elements);
-    memcpy(w, kept, b->m.buffers.table.elements * sizeof *w);
-    for (int k = 0; k < b->m.buffers.table.count; k++) {
-        const Tensor* x = &b->m.buffers.table.tensors[k];
-        double worst = 0;
-        for (size_t i = x->offset; i < x->offset + x->size; i++) {
-            double step = 1e-5, above, below;
-            w[i] = kept[i] + step;
-            forward(&b->m, &b->batch, FORWARD, &b->ctx), above = bench_loss(b);
-            w[i] = kept[i] - step;
-            forward(&b->m, &b->batch, FORWARD, &b->ctx), below = bench_loss(b);
-            w[i] = kept[i];
-            worst = fmax(worst, fabs((above - below) / (2 * step) - (kept[i] - moved[i])));
-        }
-        char* name = xprintf("finite differences%s: %s", interaction == ALL_PAIRS ? "" : ", bottom pairs", x->name);
-        expect_near(t, name, worst, 0, 1e-9);
-        free(name);
-    }
-    free(kept), free(moved);
-    bench_close(b);
+static double forward_loss(Bench* b) {
+    forward(&b->m, &b->batch, FORWARD, &b->ctx);
+    return bench_loss(b);
 }
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
-// A middle-sized model with skewed ids
+// A middle-sized model with skewed ids, and the published one
 
-static Bench* middle_open(void) {
-    enum { B = 512, TABLES = 26, NUMBERS = 13 };
-    Config c = {NUMBERS, TABLES, {0}, {2, {0, 64, 128}, 1}, {2, {0, 256, 128}, 1}};
-    for (int t = 0; t < TABLES; t++) c.rows[t] = 40 + 13 * t;
-    Bench* b = bench_open(c, B);
-    real *w = (real*)xcalloc(b->m.buffers.table.elements, sizeof *w), *labels = (real*)xcalloc(B, sizeof *labels);
-    real* numbers = (real*)xcalloc((size_t)B * (size_t)b->m.padded, sizeof *numbers);
-    int* rows = (int*)xcalloc(B * TABLES, sizeof *rows);
+// Random weights, and `count` batches one after the other. With `is_skewed` some rows are frequent.
+static Bench* random_open(Config config, int B, int count, int is_skewed) {
+    Bench* b = bench_open(config, B);
+    const Config* c = &b->m.config;
+    Context* ctx = &b->ctx;
+    size_t ids = (size_t)count * (size_t)B * (size_t)c->tables, n = (size_t)B * (size_t)b->m.padded;
+    real *w = (real*)xcalloc(b->m.buffers.table.elements, sizeof *w),
+         *labels = (real*)xcalloc((size_t)B, sizeof *labels);
+    floatX* numbers = (floatX*)xmalloc(n * sizeof *numbers);
+    int* rows = (int*)xmalloc(ids * sizeof *rows);
     random_weights(&b->m, w, 7);
     bench_write(b, w);
-    for (int n = 0; n < B; n++) {
-        labels[n] = hash01(1, (uint32_t)n) < 0.3;
-        for (int i = 0; i < NUMBERS; i++) numbers[n * b->m.padded + i] = (real)hash01(2, (uint32_t)(n * NUMBERS + i));
-        for (int k = 0; k < TABLES; k++) {
-            double u = hash01(3, (uint32_t)(n * TABLES + k));
-            rows[n * TABLES + k] = b->m.first_row[k] + (int)(u * u * u * c.rows[k]);  // some rows are frequent
-        }
+    for (size_t k = 0; k < n; k++)
+        numbers[k] = (floatX)(real)((int)(k % (size_t)b->m.padded) < c->numbers ? hash01(1, (uint32_t)k) : 0);
+    for (int k = 0; k < B; k++) labels[k] = hash01(2, (uint32_t)k) < 0.25;
+#pragma omp parallel for
+    for (size_t k = 0; k < ids; k++) {
+        int t = (int)(k % (size_t)c->tables);
+        uint64_t bits = philox((uint32_t)k, (uint32_t)(k >> 32), 0, 0, 99).v[0];
+        if (is_skewed) bits = (bits * bits >> 32) * bits >> 32;
+        rows[k] = b->m.first_row[t] + (int)(bits * (uint64_t)c->rows[t] >> 32);
     }
-    Batch batch = {floats_on_device(&b->ctx, numbers, (size_t)B * (size_t)b->m.padded),
-                   (int*)on_device(&b->ctx, rows, B * TABLES * sizeof *rows),
-                   (real*)on_device(&b->ctx, labels, B * sizeof *labels), B};
+    Batch batch = {(floatX*)on_device(ctx, numbers, n * sizeof *numbers),
+                   (real*)on_device(ctx, labels, (size_t)B * sizeof *labels),
+                   (int*)on_device(ctx, rows, ids * sizeof *rows), B};
     b->batch = batch;
-    free(w), free(labels), free(numbers), free(rows);
+    free(w), free(numbers), free(rows), free(labels);
     return b;
 }
 
-// Twenty steps; a checksum of all weights.
-static uint64_t middle_steps(double* losses) {
-    Bench* b = middle_open();
-    for (int s = 0; s < 20; s++) {
-        train_batch(&b->m, &b->o, &b->batch, 0.5, &b->ctx);
-        losses[s] = bench_loss(b);
-    }
-    uint64_t bits = bits_of(&b->ctx, recommender_weights(&b->m.buffers, &b->o), b->m.buffers.table.elements);
-    bench_close(b);
-    return bits;
-}
-
-static void test_equalities(Tests* t) {
-    double losses[20], again[20];
-    uint64_t bits = middle_steps(losses);
-    expect(t, losses[19] < losses[0] - 0.02, "twenty steps learn", "%g, then %g", losses[0], losses[19]);
-#ifdef __CUDACC__
-    expect_that(t, middle_steps(again) == bits && memcmp(losses, again, sizeof losses) == 0, "the same bits again");
-#elif defined _OPENMP
-    int usual = omp_get_max_threads();
-    omp_set_num_threads(3);
-    expect_that(t, middle_steps(again) == bits && memcmp(losses, again, sizeof losses) == 0,
-                "the same bits again, with three threads");
-    omp_set_num_threads(usual);
-#endif
+static Bench* middle_open(void) {
+    Config c = {13, 26, {0}, {2, {0, 64, 128}, 1}, {2, {0, 256, 128}, 1}};
+    for (int t = 0; t < c.tables; t++) c.rows[t] = 40 + 13 * t;
+    Bench* b = random_open(c, 512, 1, 1);
+    b->lr = 0.5;
+    return b;
 }
 
 #ifdef __CUDACC__
-// ---------------------------------------------------------------------------------------------------------
-// Speed
+static void batch_next(Batch* batch) { batch->rows += (size_t)batch->B * 26; }
 
-enum { SPEED_BATCHES = 130, SPEED_WARMUP = 20 };
-
-static void speed(void) {
-    enum { B = 32768 };
-    Bench* b = bench_open(config_published(), B);
-    const Config* c = &b->m.config;
-    Context* ctx = &b->ctx;
-    size_t ids = (size_t)B * (size_t)c->tables, n = (size_t)B * (size_t)b->m.padded;
-    real *w = (real*)xcalloc(b->m.buffers.table.elements, sizeof *w), *numbers = (real*)xcalloc(n, sizeof *numbers);
-    random_weights(&b->m, w, 7);
-    bench_write(b, w);
-    int *rows = (int*)xmalloc(SPEED_BATCHES * ids * sizeof *rows), *on_gpu;
-    for (size_t k = 0; k < n; k++)
-        numbers[k] = (int)(k % (size_t)b->m.padded) < c->numbers ? (real)hash01(1, (uint32_t)k) : 0;
-    real* labels = (real*)xcalloc(B, sizeof *labels);
-    for (int k = 0; k < B; k++) labels[k] = hash01(2, (uint32_t)k) < 0.25;
-#pragma omp parallel for
-    for (size_t k = 0; k < SPEED_BATCHES * ids; k++) {
-        int t = (int)(k % (size_t)c->tables);
-        uint32_t bits = philox((uint32_t)k, (uint32_t)(k >> 32), 0, 0, 99).v[0];
-        rows[k] = b->m.first_row[t] + (int)((uint64_t)bits * (uint64_t)c->rows[t] >> 32);
-    }
-    on_gpu = (int*)on_device(ctx, rows, SPEED_BATCHES * ids * sizeof *rows);
-    Batch in = {floats_on_device(ctx, numbers, n), on_gpu, (real*)on_device(ctx, labels, B * sizeof *labels), B};
-    ctx->autotune = 1;
-    cudaEvent_t start, stop;
-    cudaCheck(cudaEventCreate(&start)), cudaCheck(cudaEventCreate(&stop));
-    for (int s = 0; s < SPEED_BATCHES; s++) {
-        in.rows = on_gpu + (size_t)s * ids;
-        if (s == SPEED_WARMUP) cudaCheck(cudaEventRecord(start, ctx->stream));
-        train_batch(&b->m, &b->o, &in, 0.1, ctx);
-    }
-    cudaCheck(cudaEventRecord(stop, ctx->stream));
-    device_synchronize(ctx);
-    float ms;
-    cudaCheck(cudaEventElapsedTime(&ms, start, stop));
-    uint64_t bits = bits_of(ctx, recommender_weights(&b->m.buffers, &b->o), b->m.buffers.table.elements);
-    speed_report("dlrm", B, ms / (SPEED_BATCHES - SPEED_WARMUP), bench_loss(b), bits);
-    KernelTrace* trace = speed_kernels_begin(ctx);
-    train_batch(&b->m, &b->o, &in, 0.1, ctx);
-    speed_kernels_end("dlrm", trace);
-    bench_close(b);
+static Bench* speed_open(void) {
+    Bench* b = random_open(config_published(), 32768, SPEED_BATCHES, 0);
+    b->lr = 0.1;
+    return b;
 }
 #endif
 
@@ -333,26 +172,15 @@ static void test_generated(Tests* t) {
 
 int main(int argc, char** argv) {
     static Tests t;
-    if (argc > 1 && strcmp(argv[1], "losses") == 0) {
-        double losses[20];
-        middle_steps(losses);
-        for (int s = 0; s < 20; s++) printf("dlrm loss %d %.9f\n", s, losses[s]);
-        return DONE;
-    }
-#ifdef __CUDACC__
-    if (argc > 1 && strcmp(argv[1], "speed") == 0) {
-        speed();
-        return DONE;
-    }
-#endif
+    if (bench_speed(argc, argv, "dlrm")) return DONE;
     tests_open(&t);
-    test_published_size(&t);
-    test_golden(&t);
+    // With three columns of padding in the first layer.
+    test_published_size(&t, (26 * 100000 + 100 * 325) * (size_t)128 + 171392 + 2198529 + 3 * 512);
+    test_golden(&t, golden_open(), DLRM_LOSSES, GOLDEN_NORMS, COUNT_OF(GOLDEN_NORMS), sizeof(real) == 8 ? 5e-11 : 1e-8);
 #ifdef REAL_DOUBLE
-    test_finite_differences(&t, ALL_PAIRS);
-    test_finite_differences(&t, BOTTOM_PAIRS);
+    test_finite_differences(&t, golden_open(), forward_loss);
 #endif
-    if (sizeof(real) == sizeof(float)) test_equalities(&t);
+    if (sizeof(real) == sizeof(float)) test_equalities(&t, middle_open);
     test_auc(&t);
     test_generated(&t);
     return tests_close(&t);

@@ -7,25 +7,21 @@
  *   z [B, width]  = [bottom | dot products of all pairs of bottom and the looked-up rows | 0]
  *   logit [B]     = MLP(z)                           ReLU after every layer but the last
  *
- * Updates are SGD without momentum. Gradients of tables are never stored: ops/embedding_rows.h. --interaction bottom leaves
- * out the products of two tables' rows, to show what they are worth.
+ * Updates are SGD without momentum. Gradients of tables are never stored: ops/embedding_rows.h.
  *
- * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, main.
+ * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, settings. main() is in
+ * recommender.h.
  * Source: Naumov et al., arXiv 1906.00091; sizes and initial values as in NVIDIA's DeepLearningExamples. */
 #include "dev/recsys/dlrm_data.h"
 #include "dev/recsys/mlp.h"
 #include "dev/recsys/ops/interaction.h"
 #include "dev/recsys/ops/linear_bce.h"
-#include "dev/recsys/recommender.h"
-
-// The dot products: of all pairs of vectors, or only those with the bottom MLP's vector.
-typedef enum { ALL_PAIRS, BOTTOM_PAIRS } Interaction;
+#include "llmc/run/run.h"
 
 typedef struct {
     int numbers;  // numerical features; columns of the input are padded to a multiple of 8
     int tables, rows[CLICK_TABLES];
     Mlp bottom, top;  // top without the last layer
-    Interaction interaction;
 } Config;
 
 typedef struct {
@@ -100,7 +96,7 @@ static void model_plan(Model* m, Config config, int B) {
     rows_add(stats, offsetof(Acts, parts), (int)(mlp_parts_size(&c->top, B) + mlp_parts_size(&c->bottom, B)) + 1, 0,
              OWN, "parts");
     model_buffers_finish_tables(&m->buffers);
-    m->elements = mlp_elements(table, first_table);
+    m->elements = table->tensors[first_table].offset;
     // No layers. The pointers to them fall on fields that are bound after them.
     TensorStructs params = {&m->p, 0, 0}, grads = {&m->g, 0, 0}, activations = {&m->a, 0, 0};
     model_buffers_set_structs(&m->buffers, params, grads, activations);
@@ -154,7 +150,6 @@ static void forward(Model* m, const Batch* in, Direction direction, Context* ctx
     mlp_forward(&c->bottom, m->p.bottom, &m->a.bottom, in->numbers, none, B, ctx);
     interaction_forward(m->a.z, m->a.bottom.h[c->bottom.count - 1], m->p.tables[0], in->rows, interaction_shape(m, B),
                         ctx);
-    if (c->interaction == BOTTOM_PAIRS) interaction_mask(m->a.z, interaction_shape(m, B), ctx);
     mlp_forward(&c->top, m->p.top, &m->a.top, m->a.z, none, B, ctx);
     Losses losses = {m->a.losses, m->a.loss, 1.0 / B, SET};
     LinearBceInput input = {m->a.top.h[last], m->p.last, in->labels};
@@ -171,7 +166,6 @@ static void backward(Model* m, const Batch* in, Context* ctx) {
     PartsSum parts = {.free = m->a.parts};
     MlpBackward of_top = {m->g.top, m->a.dz, &parts}, of_bottom = {m->g.bottom, NULL, &parts};
     mlp_backward(of_top, &c->top, m->p.top, &m->a.top, m->a.z, B, ctx);
-    if (c->interaction == BOTTOM_PAIRS) interaction_mask(m->a.dz, interaction_shape(m, B), ctx);
     row_segments_begin(&m->segments, in->rows, B * c->tables, NO_STARTS, ctx);
     InteractionBackward g = {m->a.bottom.dz[bottom], m->a.dvectors,  m->a.dz,
                              m->a.bottom.h[bottom],  m->p.tables[0], in->rows};
@@ -201,51 +195,42 @@ static void train_batch(Model* m, Optimizer* o, const Batch* in, double lr, Cont
 }
 
 #ifndef NO_MAIN  // tests include this file for the model only
-#ifdef PRECISION_FP16
-#error "the backward pass has no loss scale: build it in bf16 or fp32"
-#endif
+// About what model_alloc() allocates.
+static size_t model_segments_bytes(const Model* m) {
+    return ((size_t)m->all_rows + 6 * (size_t)m->B * (size_t)m->config.tables) * sizeof(int);
+}
+
+// Floating-point operations of a step.
+static double model_flops(const Model* m) {
+    double interaction = INTERACTION_FORWARD_FLOPS(interaction_shape(m, m->B));
+    return mlp_flops(&m->config.bottom, m->B) + mlp_flops(&m->config.top, m->B) + 3 * interaction;
+}
 
 typedef struct {
     Run run;  // settings, optimizer, log: llmc/run/run.h
     Model model;
-    Clicks clicks;
+    Clicks data;
     BatchLoader loader;
-    int tables, rows, interaction;
-    int64_t samples, held_out;
-    uint64_t epoch_steps;
+    int tables, rows;
+    int64_t generated, held_out;
+    uint64_t samples, epoch_steps;  // samples of an epoch
 } Trainer;
 
-static volatile sig_atomic_t stop_signal;
-static void on_signal(int number) { stop_signal = number; }
+#include "dev/recsys/recommender.h"
 
-// ---------------------------------------------------------------------------------------------------------
-// A step
-
-// One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
-static void train_step(Trainer* t) {
+static void train_samples(Trainer* t, uint64_t epoch, uint64_t first) {
     Run* r = &t->run;
     Model* m = &t->model;
-    StepLosses losses = {1, {m->a.loss}, {"loss"}};
-    MicroBatch b = run_begin_step(r);
-    int B = m->B;
-    uint64_t step = b.sequence / (uint64_t)B, epoch = step / t->epoch_steps;
-    run_next_micro_batch(r, &b);  // the only one
-    Batch batch =
-        batch_load(&t->loader, &t->clicks, step % t->epoch_steps * (uint64_t)B, B,
-                   rng_stream((uint64_t)r->settings.seed, epoch, 0, SITE_SHUFFLE), m->first_row, NULL, &r->ctx);
+    uint64_t order = rng_stream((uint64_t)r->settings.seed, epoch, 0, SITE_SHUFFLE);
+    Batch batch = batch_load(&t->loader, &t->data, first, m->B, order, m->first_row, NULL, &r->ctx);
     train_batch(m, &r->optimizer, &batch, r->lr, &r->ctx);
-    run_next_micro_batch(r, &b);
-    double interaction = INTERACTION_FORWARD_FLOPS(interaction_shape(m, B));
-    double flops = mlp_flops(&m->config.bottom, B) + mlp_flops(&m->config.top, B) + 3 * interaction;
-    StepWork work = {B, (double)B, (double)B, flops};  // a sample counts as a token
-    run_log(r, losses, work);
 }
 
-// Score the held-out samples. Log loss and AUC, or print them if `log` is NULL.
+// The loss and the AUC of the held-out samples.
 static void validate(Trainer* t, Log* log) {
     Run* r = &t->run;
     Model* m = &t->model;
-    const Clicks* data = &t->clicks;
+    const Clicks* data = &t->data;
     double loss = 0, *logits = (double*)xmalloc((size_t)m->B * sizeof *logits);
     Scored *scores = (Scored*)xmalloc(data->held_out * sizeof *scores),
            *truth = (Scored*)xmalloc(data->held_out * sizeof *truth);
@@ -278,20 +263,15 @@ static void validate(Trainer* t, Log* log) {
     free(logits), free(scores), free(truth);
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// Settings and startup
-
 static int settings_flags(Trainer* t, Flag* table) {
     static const char* const adam[] = {"--dropout", "--beta1", "--beta2", "--eps"};
     // clang-format off
     const Flag rows[] = {
-        {NULL, "--interaction", FLAG_CHOICE, &t->interaction, "all", 0, 0, "all|bottom", SCOPE_RUN, TOPIC_MODEL,
-         "Dot products of all pairs of vectors, or only those of the bottom MLP's vector with each table's."},
         {NULL, "--tables", FLAG_INT, &t->tables, "8", 2, CLICK_TABLES, NULL, SCOPE_RUN, TOPIC_DATA,
          "Generated data: embedding tables."},
         {NULL, "--rows", FLAG_INT, &t->rows, "200", 1, INT_MAX - 1, NULL, SCOPE_RUN, TOPIC_DATA,
          "Generated data: rows of each table."},
-        {NULL, "--samples", FLAG_SIZE, &t->samples, "8000000", 1, 1e15, NULL, SCOPE_RUN, TOPIC_DATA,
+        {NULL, "--samples", FLAG_SIZE, &t->generated, "8000000", 1, 1e15, NULL, SCOPE_RUN, TOPIC_DATA,
          "Generated data: training samples."},
         {NULL, "--held-out", FLAG_SIZE, &t->held_out, "200000", 1, 1e9, NULL, SCOPE_RUN, TOPIC_DATA,
          "Generated data: held-out samples, for the AUC."},
@@ -313,8 +293,8 @@ static int settings_flags(Trainer* t, Flag* table) {
     return recommender_rows(table, count, adam, COUNT_OF(adam));
 }
 
-// The model that -e describes.
-static Config config_from_descriptor(const char* text, const Clicks* data, Interaction interaction) {
+static Config config_from_settings(const Trainer* t) {
+    const char* text = t->run.settings.model;
     Config c = config_published();
     if (strcmp(text, "published") != 0) {
         const char* at = strncmp(text, "bottom=", 7) == 0 ? mlp_parse(&c.bottom, text + 7, 8) : NULL;
@@ -326,27 +306,24 @@ static Config config_from_descriptor(const char* text, const Clicks* data, Inter
                 text, MLP_LAYERS, MLP_MAX_WIDTH, LINEAR_BCE_MAX_C);
     }
     int64_t all = 0;
-    c.tables = data->tables, c.numbers = data->numbers, c.interaction = interaction;
-    for (int t = 0; t < c.tables; t++) all += c.rows[t] = data->rows[t];
+    c.tables = t->data.tables, c.numbers = t->data.numbers;
+    for (int k = 0; k < c.tables; k++) all += c.rows[k] = t->data.rows[k];
     if (all > INT_MAX - 1) die(USAGE, "all tables have %lld rows; %d are known", (long long)all, INT_MAX - 1);
     return c;
 }
 
-// The model's config.json.
 static Text config_text(const Trainer* t) {
     const Config* c = &t->model.config;
     Text text = {NULL, 0, 0};
     text_printf(&text, "{\"model_type\": \"dlrm\"");
     json_put_integer(&text, "numbers", c->numbers);
     json_put_string(&text, "sizes", t->run.settings.model);
-    json_put_string(&text, "interaction", c->interaction == ALL_PAIRS ? "all" : "bottom");
     json_put_key(&text, "rows");
     for (int k = 0; k < c->tables; k++) text_printf(&text, "%s%d", k ? ", " : "[", c->rows[k]);
     text_printf(&text, "]}\n");
     return text;
 }
 
-// Open or generate the samples, and check them against the settings.
 static void open_data(Trainer* t) {
     static const char* const generated[] = {"--tables", "--rows", "--samples", "--held-out"};
     Run* r = &t->run;
@@ -354,66 +331,16 @@ static void open_data(Trainer* t) {
     for (size_t i = 0; i < COUNT_OF(generated) && *s->train_data; i++)
         if (flag_is_given(r->flags, r->flag_count, generated[i]))
             die(USAGE, "%s: is of generated data; leave it or -i out", generated[i]);
-    if (*s->train_data) clicks_open(&t->clicks, s->train_data);
-    else clicks_generate(&t->clicks, t->tables, t->rows, t->samples, t->held_out, (uint64_t)s->seed);
-    t->epoch_steps = t->clicks.train / (uint64_t)s->B;  // the last part of a batch is dropped
-    if (!t->epoch_steps) die(USAGE, "-b %d: an epoch has %llu samples", s->B, (unsigned long long)t->clicks.train);
+    if (*s->train_data) clicks_open(&t->data, s->train_data);
+    else clicks_generate(&t->data, t->tables, t->rows, t->generated, t->held_out, (uint64_t)s->seed);
+    t->samples = t->data.train;
 }
 
-// Check and open everything that the run needs. Nothing is written until all checks have passed.
-static void trainer_open(Trainer* t, int argc, char** argv) {
-    Run* r = &t->run;
-    const Settings* s = &r->settings;
-    Model* m = &t->model;
-    run_parse(r, settings_flags(t, r->flags), argc, argv, "train_dlrm [-i CLICKS.bin] [flags]");
-    run_join(r, NULL);
-    recommender_check(r);
-    open_data(t);
-    run_find_model(r, "", "");
-    model_plan(m, config_from_descriptor(s->model, &t->clicks, (Interaction)t->interaction), s->B);
-    run_sequence_length(r, 1);
-    size_t lookups = (size_t)s->B * (size_t)t->clicks.tables, batch = batch_bytes(s->B, t->clicks.tables, m->padded);
-    recommender_check_memory(r, &m->buffers, batch, ((size_t)m->all_rows + 6 * lookups) * sizeof(int));
-    session_check_data(&r->session, t->clicks.fingerprint, recommender_data(s));
-    run_check_ranks(r, config_text(t), t->clicks.held_out > 0, t->clicks.fingerprint);
-    session_set_last(&r->session, t->epoch_steps * (uint64_t)s->B);
-    run_alloc(r, &m->buffers);
-    model_alloc(m, &r->ctx);
-    batch_loader_open(&t->loader, s->B, t->clicks.tables, m->padded, &r->ctx);
-    if (!r->start) {
-        HostView view = host_view_open(m->buffers.params, m->buffers.table.elements, VIEW_FLOATX);
-        memset(view.values, 0, view.n * sizeof *view.values);  // the padding between tensors too
-        random_weights(m, view.values, (uint64_t)s->seed);
-        model_buffers_write(&m->buffers, &r->optimizer, &view, &r->ctx);
-    }
-    run_share(r);
-}
-
-static void trainer_close(Trainer* t) {
-    device_synchronize(&t->run.ctx);
-    batch_loader_close(&t->loader);
-    model_free(&t->model);
-    clicks_close(&t->clicks);
-    run_close(&t->run);
+static void close_data(Trainer* t) {
+    if (t->data.file) munmap(t->data.file, t->data.bytes);
 }
 
 int main(int argc, char** argv) {
-    static Trainer trainer, *t = &trainer;
-    Run* r = &t->run;
-    process_begin(on_signal, argv);
-    trainer_open(t, argc, argv);
-    if (r->settings.evaluate) {
-        process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
-        validate(t, NULL);
-    } else {
-        if (run_begin(r, t->clicks.train, "", r->settings.B)) validate(t, &r->log);
-        while (run_next_step(r, (int)stop_signal)) {
-            train_step(t);
-            if (run_end_step(r, 0)) validate(t, &r->log);
-        }
-        run_end(r, "DLRM training");
-    }
-    trainer_close(t);
-    return DONE;
+    return recommender_main(argc, argv, "train_dlrm [-i CLICKS.bin] [flags]", "val_loss", "DLRM training");
 }
 #endif

@@ -7,13 +7,14 @@
  * Updates are Adam. Each row of each table is updated in every step, looked up or not, as published; --lazy-adam 1 updates
  * only the rows of the step, which is another optimizer. Gradients of tables are never stored: ops/embedding_rows.h.
  *
- * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, main.
+ * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, settings. main() is in
+ * recommender.h.
  * Source: He et al., "Neural Collaborative Filtering", 2017; sizes, initial values: NVIDIA's DeepLearningExamples. */
 #include "dev/recsys/mlp.h"
 #include "dev/recsys/ncf_data.h"
 #include "dev/recsys/ops/gmf.h"
 #include "dev/recsys/ops/linear_bce.h"
-#include "dev/recsys/recommender.h"
+#include "llmc/run/run.h"
 #if defined(__CUDACC__) && defined(PRECISION_BF16)
 #define NCF_FUSED  // the GPU has a faster list of ops for the published widths
 #include "dev/recsys/ops/ncf_fused.cuh"
@@ -23,6 +24,8 @@ typedef struct {
     int users, items, F, E;  // E: width of each of the MLP's two embeddings
     Mlp mlp;                 // without the last layer
     double dropout;
+    uint64_t seed;
+    AdamRows adam_rows;
 } Config;
 
 enum { MF_USER, MF_ITEM, MLP_USER, MLP_ITEM, NCF_TABLES };
@@ -52,9 +55,7 @@ typedef struct {
     size_t elements;  // of the MLP
     RowSegments users, items;
     ParamSpan* span;  // the MLP as one span of AdamW, on the device
-    AdamRows adam_rows;
-    int is_fused;  // 1: the fused step
-    uint64_t seed;
+    int is_fused;     // 1: the fused step
     Params p;
     Grads g;
     Acts a;
@@ -70,13 +71,32 @@ static Config config_published(void) {
 }
 
 // The dropout of all layers in this step.
-static void dropouts(ReluDropout* dropout, const Model* m, uint64_t step, uint64_t first, double p) {
+static void dropouts(ReluDropout* dropout, const Model* m, uint64_t step, double p) {
     for (int l = 0; l < m->config.mlp.count; l++)
-        dropout[l] = relu_dropout_make(p, rng_stream(m->seed, step, (uint32_t)l, SITE_DROPOUT_RELU), first);
+        dropout[l] = relu_dropout_make(p, rng_stream(m->config.seed, step, (uint32_t)l, SITE_DROPOUT_RELU), 0);
 }
 
 #ifdef NCF_FUSED
-#include "dev/recsys/ncf_fused_step.cuh"
+static int fused_supports(const Config* c) {
+    return c->F == NCF_F && c->E == NCF_E && c->mlp.count == 3 && c->mlp.width[1] == NCF_H0 &&
+           c->mlp.width[2] == NCF_H1 && c->mlp.width[3] == NCF_H2;
+}
+
+// What the fused step needs besides: dz0 is the first layer's dz.
+static void fused_plan(Model* m, TensorTable* acts, TensorTable* stats) {
+    const int rows[2] = {m->config.users, m->config.items};
+    for (int i = 0; i < 2; i++) {
+        size_t field = (size_t)i * sizeof(floatX*);
+        rows_add(acts, offsetof(Acts, products) + field, rows[i], NCF_H0, OWN, i ? "item_products" : "user_products");
+        rows_add(acts, offsetof(Acts, sums) + field, rows[i], NCF_H0, OWN, i ? "item_sums" : "user_sums");
+        rows_add(acts, offsetof(Acts, dmlp) + field, rows[i], NCF_E, OWN, i ? "dmlp_item" : "dmlp_user");
+        rows_add(stats, offsetof(Acts, dmf) + field, rows[i], NCF_F, OWN, i ? "dmf_item_rows" : "dmf_user_rows");
+    }
+    rows_add(stats, offsetof(Acts, dlogits), m->B, 0, OWN, "dlogits");
+    rows_add(stats, offsetof(Acts, partial), NCF_THREADS, NCF_PARTIAL, OWN, "partial");  // blocks: one for each SM
+    rows_add(stats, offsetof(Acts, row_partial), NCF_THREADS * NCF_ROW_BLOCKS, NCF_ROW_PARTIAL, OWN, "row_partial");
+    rows_add(stats, offsetof(Acts, partial_loss), NCF_THREADS, 2, OWN, "partial_loss");  // doubles
+}
 #endif
 
 // Fill the tables of tensors for batches of at most B samples. Allocates only the tables.
@@ -112,7 +132,7 @@ static void model_plan(Model* m, Config config, int B) {
     if ((m->is_fused = fused_supports(c))) fused_plan(m, acts, stats);
 #endif
     model_buffers_finish_tables(&m->buffers);
-    m->elements = mlp_elements(table, first_table);
+    m->elements = table->tensors[first_table].offset;
     // No layers. The pointers to them fall on fields that are bound after them.
     TensorStructs params = {&m->p, 0, 0}, grads = {&m->g, 0, 0}, activations = {&m->a, 0, 0};
     model_buffers_set_structs(&m->buffers, params, grads, activations);
@@ -158,27 +178,24 @@ static void random_weights(const Model* m, real* values, uint64_t seed) {
 // Forward and backward
 
 static NcfLookups lookups(const Model* m, const Batch* in) {
-    NcfLookups s = {in->users, in->items, in->B, m->config.F, m->config.E, m->H};
+    floatX* const* t = m->p.tables;
+    NcfLookups s = {t[MF_USER], t[MF_ITEM], t[MLP_USER], t[MLP_ITEM], in->users,
+                    in->items,  in->B,      m->config.F, m->config.E, m->H};
     return s;
 }
 
-static NcfTables tables(const Model* m) {
-    NcfTables t = {m->p.tables[MF_USER], m->p.tables[MF_ITEM], m->p.tables[MLP_USER], m->p.tables[MLP_ITEM]};
-    return t;
-}
-
-// Forward pass. BACKWARD: with dropout of this step, and the gradient at the last layer. m->a.loss [1] is SET to the sum
-// of the losses times `scale`.
-static void forward(Model* m, const Batch* in, uint64_t step, double scale, Direction direction, Context* ctx) {
+// Forward pass. BACKWARD: with dropout of this step, and the gradient at the last layer. m->a.loss [1] is SET to the mean
+// loss.
+static void forward(Model* m, const Batch* in, uint64_t step, Direction direction, Context* ctx) {
     const Config* c = &m->config;
     int B = in->B, last = c->mlp.count - 1;
     ReluDropout dropout[MLP_LAYERS];
-    dropouts(dropout, m, step, in->first, direction == BACKWARD ? c->dropout : 0);
+    dropouts(dropout, m, step, direction == BACKWARD ? c->dropout : 0);
     scope_at(ctx, FORWARD, -1);
-    gmf_gather(m->a.h0, tables(m), lookups(m, in), ctx);
+    gmf_gather(m->a.h0, lookups(m, in), ctx);
     mlp_forward(&c->mlp, m->p.mlp, &m->a.mlp, m->a.h0, dropout, B, ctx);
-    gmf_join(m->a.x, m->a.mlp.h[last], tables(m), lookups(m, in), ctx);
-    Losses losses = {m->a.losses, m->a.loss, scale, SET};
+    gmf_join(m->a.x, m->a.mlp.h[last], lookups(m, in), ctx);
+    Losses losses = {m->a.losses, m->a.loss, 1.0 / B, SET};
     LinearBceInput input = {m->a.x, m->p.last, in->labels};
     LinearBceOutput output = {m->a.logits, m->a.dx, m->g.last, m->g.mlp[last].b};
     LinearBceShape shape = {B, c->F + m->H, c->F, (real)c->mlp.scale};
@@ -191,7 +208,7 @@ static void backward(Model* m, const Batch* in, Context* ctx) {
     PartsSum parts = {.free = m->a.parts};
     MlpBackward d = {m->g.mlp, m->a.dh0, &parts};
     scope_at(ctx, BACKWARD, -1);
-    gmf_split(m->a.dmf_user, m->a.dmf_item, m->a.mlp.dz[c->mlp.count - 1], m->a.dx, tables(m), lookups(m, in), ctx);
+    gmf_split(m->a.dmf_user, m->a.dmf_item, m->a.mlp.dz[c->mlp.count - 1], m->a.dx, lookups(m, in), ctx);
     mlp_backward(d, &c->mlp, m->p.mlp, &m->a.mlp, m->a.h0, in->B, ctx);
     matmul_parts_sum(&parts, ctx);
 }
@@ -211,13 +228,64 @@ static void update(Model* m, Optimizer* o, OptimizerSettings h, Context* ctx) {
     for (int t = 0; t < NCF_TABLES; t++) {
         int is_user = t == MF_USER || t == MLP_USER, width = t < MLP_USER ? F : E;
         EmbeddingTable table = recommender_table(b, o, (size_t)(m->p.tables[t] - b->params), width);
-        embedding_adam(table, dx[t], is_user ? m->users : m->items, h, m->adam_rows, o->step, ctx);
+        embedding_adam(table, dx[t], is_user ? m->users : m->items, h, m->config.adam_rows, o->step, ctx);
     }
 }
 
+#ifdef NCF_FUSED
+// The same on the GPU for the published widths: ops/ncf_fused.cuh
+static void train_fused(Model* m, Optimizer* o, const Batch* in, uint64_t step, OptimizerSettings h, Context* ctx) {
+    const Config* c = &m->config;
+    const Linear* p = m->p.mlp;
+    const LinearGrads* g = m->g.mlp;
+    ModelBuffers* b = &m->buffers;
+    const int rows[2] = {c->users, c->items};
+    const floatX* mlp[2] = {m->p.tables[MLP_USER], m->p.tables[MLP_ITEM]};
+    NcfStep s = {m->a.products[0], m->a.products[1], m->p.tables[MF_USER], m->p.tables[MF_ITEM]};
+    s.b0 = p[0].b, s.w1 = p[1].w, s.b1 = p[1].b, s.w2 = p[2].w, s.b2 = p[2].b, s.w3 = m->p.last.w, s.b3 = m->p.last.b;
+    s.users = in->users, s.items = in->items, s.labels = in->labels, s.B = in->B, s.scale = 1.0f / in->B;
+    s.dz0 = m->a.mlp.dz[0], s.dlogits = m->a.dlogits, s.partial = m->a.partial, s.row_partial = m->a.row_partial;
+    s.partial_loss = (double*)m->a.partial_loss;
+    dropouts(s.dropout, m, step, c->dropout);
+
+    for (int i = 0; i < 2; i++) {
+        NcfMatrix table = {mlp[i], NCF_E, CUBLAS_OP_N}, w0 = {p[0].w + i * NCF_E, NCF_H0, CUBLAS_OP_T};
+        BatchSize size = {rows[i], NCF_H0, NCF_E, 1};
+        ncf_matmul(m->a.products[i], NCF_H0, 0, table, w0, size, ctx);
+    }
+    ncf_step(s, ctx);
+    scope_at(ctx, BACKWARD, -1);
+    NcfRows user = {m->users, in->items, s.mf_user, s.mf_item, m->a.sums[0], m->a.dmf[0]};
+    NcfRows item = {m->items, in->users, s.mf_item, s.mf_user, m->a.sums[1], m->a.dmf[1]};
+    row_segments_wait(&m->users, ctx), row_segments_wait(&m->items, ctx);
+    ncf_rows(s, user, item, ctx);
+    for (int i = 0; i < 2; i++) {
+        NcfMatrix sums = {m->a.sums[i], NCF_H0, CUBLAS_OP_N}, transposed = {m->a.sums[i], NCF_H0, CUBLAS_OP_T};
+        NcfMatrix table = {mlp[i], NCF_E, CUBLAS_OP_N}, w0 = {p[0].w + i * NCF_E, NCF_H0, CUBLAS_OP_N};
+        BatchSize of_rows = {rows[i], NCF_E, NCF_H0, 1}, of_weights = {NCF_H0, NCF_E, rows[i], 1};
+        ncf_matmul(m->a.dmlp[i], NCF_E, 0, sums, w0, of_rows, ctx);
+        ncf_matmul(g[0].w + i * NCF_E, NCF_H0, 1, transposed, table, of_weights, ctx);
+    }
+    NcfSums sums = {g[0].b, g[1].w, g[1].b, g[2].w, g[2].b, m->g.last.w, m->g.last.b, m->a.loss};
+    ncf_reduce(sums, s, ctx);
+    AdamWState state = {b->params, o->master, o->m, o->v, b->grads, o->step, 0};
+    recommender_norm(b, o, m->elements, h, ctx);
+    adamw_update(state, m->elements, m->span, 1, h, ctx);
+    NcfAdamJobs jobs;
+    memset(&jobs, 0, sizeof jobs);
+    for (int t = 0; t < NCF_TABLES; t++) {
+        int i = t % 2, is_mlp = t >= MLP_USER, E = is_mlp ? c->E : c->F;
+        NcfAdamJob job = {recommender_table(b, o, (size_t)(m->p.tables[t] - b->params), E), is_mlp ? NULL : m->a.dmf[i],
+                          is_mlp ? m->a.dmlp[i] : NULL, (size_t)rows[i] * (size_t)E};
+        jobs.job[t] = job;
+    }
+    ncf_adam(jobs, h, o->step, ctx);
+}
+#endif
+
 // One step of training: forward, backward, update. m->a.loss gets the loss before the update.
 static void train_batch(Model* m, Optimizer* o, const Batch* in, uint64_t step, OptimizerSettings h, Context* ctx) {
-    int is_fused = m->is_fused && m->adam_rows == DENSE;
+    int is_fused = m->is_fused && m->config.adam_rows == DENSE;
     RowStarts starts = is_fused ? NO_STARTS : WITH_STARTS;
     scope_at(ctx, FORWARD, -1);
     row_segments_begin(&m->users, in->users, in->B, starts, ctx);
@@ -228,64 +296,54 @@ static void train_batch(Model* m, Optimizer* o, const Batch* in, uint64_t step, 
         return;
     }
 #endif
-    forward(m, in, step, 1.0 / in->B, BACKWARD, ctx);
+    forward(m, in, step, BACKWARD, ctx);
     backward(m, in, ctx);
     update(m, o, h, ctx);
 }
 
 #ifndef NO_MAIN  // tests include this file for the model only
-#ifdef PRECISION_FP16
-#error "the backward pass has no loss scale: build it in bf16 or fp32"
-#endif
+// About what model_alloc() allocates.
+static size_t model_segments_bytes(const Model* m) {
+    return ((size_t)m->config.users + (size_t)m->config.items + 12 * (size_t)m->B) * sizeof(int);
+}
+
+// Floating-point operations of a step.
+static double model_flops(const Model* m) { return mlp_flops(&m->config.mlp, m->B); }
 
 typedef struct {
     Run run;  // settings, optimizer, log: llmc/run/run.h
     Model model;
-    Ratings ratings;
+    Ratings data;
     BatchLoader loader;
     int negatives, negative_pool, eval_negatives, eval_pool, lazy_adam;
-    uint64_t epoch_steps;
+    uint64_t samples, epoch_steps;  // samples of an epoch
 } Trainer;
 
-static volatile sig_atomic_t stop_signal;
-static void on_signal(int number) { stop_signal = number; }
+#include "dev/recsys/recommender.h"
 
-// ---------------------------------------------------------------------------------------------------------
-// A step
-
-// One optimizer step. The GPU runs it asynchronously; run_end_step() logs its results.
-static void train_step(Trainer* t) {
+static void train_samples(Trainer* t, uint64_t epoch, uint64_t first) {
     Run* r = &t->run;
     Model* m = &t->model;
-    StepLosses losses = {1, {m->a.loss}, {"loss"}};
-    MicroBatch b = run_begin_step(r);
-    int B = m->B;
-    uint64_t step = b.sequence / (uint64_t)B;
-    run_next_micro_batch(r, &b);  // the only one
-    EpochDraws draws = epoch_draws(t->negatives, (NegativePool)t->negative_pool, m->seed, step / t->epoch_steps);
-    Batch batch = batch_draw(&t->loader, draws, step % t->epoch_steps * (uint64_t)B, B, &r->ctx);
+    EpochDraws draws = epoch_draws(t->negatives, (NegativePool)t->negative_pool, m->config.seed, epoch);
+    Batch batch = batch_draw(&t->loader, draws, first, m->B, &r->ctx);
     train_batch(m, &r->optimizer, &batch, m->buffers.dropout.step, optimizer_settings(&r->session, r->lr), &r->ctx);
-    run_next_micro_batch(r, &b);
-    StepWork work = {B, (double)B, (double)B, mlp_flops(&m->config.mlp, B)};  // a sample counts as a token
-    run_log(r, losses, work);
 }
 
-// Rank each user's held-out item among its rivals. Log HR@10 and NDCG@10, or print them if `log` is NULL.
+// Rank each user's held-out item among its rivals.
 static void validate(Trainer* t, Log* log) {
     Run* r = &t->run;
     Model* m = &t->model;
-    const Ratings* data = &t->ratings;
+    const Ratings* data = &t->data;
     int width = t->eval_negatives + 1, most = m->B / width;
     int* rivals = (int*)xmalloc((size_t)width * sizeof *rivals * (size_t)most);
     RankSums sums = {0, 0, 0};
     for (int first = 0; first < data->users && !stop_signal; first += most) {
         int count = min_int(data->users - first, most), B = count * width;
-        batch_begin(&t->loader);
         for (int u = 0; u < count; u++)
-            ratings_rivals(data, first + u, t->eval_negatives, (EvalPool)t->eval_pool, m->seed, rivals + u * width);
-        rivals_batch(t->loader.host, first, rivals, width, B);
-        Batch batch = batch_upload(&t->loader, B, &r->ctx);
-        forward(m, &batch, 0, 1, FORWARD, &r->ctx);
+            ratings_rivals(data, first + u, t->eval_negatives, (EvalPool)t->eval_pool, m->config.seed,
+                           rivals + u * width);
+        Batch batch = batch_rivals(&t->loader, first, rivals, width, B, &r->ctx);
+        forward(m, &batch, 0, FORWARD, &r->ctx);
         HostView logits = host_view_open(m->a.logits, (size_t)B, VIEW_REAL);
         host_view_read(&r->ctx, &logits);
         for (int u = 0; u < count; u++) rank_add(&sums, logits.values + u * width, rivals + u * width, width - 1);
@@ -293,11 +351,22 @@ static void validate(Trainer* t, Log* log) {
     }
     free(rivals);
     if (stop_signal) return;
-    ranks_show(log, r->session.step, r->session.last, sums, t->eval_negatives, (EvalPool)t->eval_pool);
+    double hr = sums.hits / sums.users, ndcg = sums.gain / sums.users;
+    const char* pool = t->eval_pool == POOL_ALL ? "all" : "unseen";
+    if (log) {
+        Text line = {NULL, 0, 0};
+        text_append(&line, "{", 1);
+        json_put_integer(&line, "step", r->session.step);
+        log_put(&line, "hr_at_10", hr, 6), log_put(&line, "ndcg_at_10", ndcg, 6);
+        json_put_integer(&line, "eval_negatives", t->eval_negatives);
+        json_put_string(&line, "eval_pool", pool);
+        text_append(&line, "}", 1);
+        log_line(log, &line);
+        free(line.text);
+        log_print_step(r->session.step, r->session.last);
+    }
+    printf("HR@10 %.4f, NDCG@10 %.4f with %d negatives, pool %s\n", hr, ndcg, t->eval_negatives, pool);
 }
-
-// ---------------------------------------------------------------------------------------------------------
-// Settings and startup
 
 static int settings_flags(Trainer* t, Flag* table) {
     // clang-format off
@@ -328,15 +397,15 @@ static int settings_flags(Trainer* t, Flag* table) {
     return recommender_rows(table, count, NULL, 0);
 }
 
-// The model that -e describes.
-static Config config_from_descriptor(const char* text, const Ratings* data, double dropout) {
-    Config c = {data->users, data->items, 0, 0, {0, {0}, 1}, fmax(dropout, 0)};
-    int end = 0;
-    if (strcmp(text, "published") == 0) {
-        c = config_published(), c.users = data->users, c.items = data->items;
-        c.dropout = dropout < 0 ? c.dropout : dropout;
-        return c;
-    }
+static Config config_from_settings(const Trainer* t) {
+    const Settings* s = &t->run.settings;
+    const char* text = s->model;
+    Config c = config_published();
+    int end = 0, is_published = strcmp(text, "published") == 0;
+    c.users = t->data.users, c.items = t->data.items;
+    c.dropout = s->dropout < 0 && is_published ? c.dropout : fmax(s->dropout, 0);
+    c.seed = (uint64_t)s->seed, c.adam_rows = t->lazy_adam ? LAZY : DENSE;
+    if (is_published) return c;
     if (sscanf(text, "F=%d,E=%d,H=%n", &c.F, &c.E, &end) != 2 || !end)
         die(USAGE, "-e %s: is not like F=32,E=64,H=64-32-32", text);
     const char* rest = mlp_parse(&c.mlp, text + end, 4);
@@ -349,7 +418,6 @@ static Config config_from_descriptor(const char* text, const Ratings* data, doub
     return c;
 }
 
-// The model's config.json.
 static Text config_text(const Trainer* t) {
     const Config* c = &t->model.config;
     Text text = {NULL, 0, 0};
@@ -360,76 +428,23 @@ static Text config_text(const Trainer* t) {
     return text;
 }
 
-// Open or generate the ratings, and check them against the settings.
 static void open_data(Trainer* t) {
     const Settings* s = &t->run.settings;
-    Ratings* data = &t->ratings;
-    if (*s->train_data) ratings_open(data, s->train_data);
-    else ratings_generate(data, (uint64_t)s->seed);
-    ratings_check_rivals(data, t->eval_negatives, (EvalPool)t->eval_pool, recommender_data(s));
-    uint64_t samples = ratings_samples(data, t->negatives);
-    t->epoch_steps = samples / (uint64_t)s->B;  // the last part of a batch is dropped
-    if (!t->epoch_steps) die(USAGE, "-b %d: an epoch has %llu samples", s->B, (unsigned long long)samples);
+    if (*s->train_data) ratings_open(&t->data, s->train_data);
+    else ratings_generate(&t->data, (uint64_t)s->seed);
+    for (int u = 0; u < t->data.users && t->eval_pool == POOL_UNSEEN; u++) {
+        int unseen = t->data.items - (t->data.begin[u + 1] - t->data.begin[u]);
+        if (unseen < t->eval_negatives)
+            die(USAGE, "--eval-negatives %d: user %d of %s has only %d items that it never rated", t->eval_negatives, u,
+                recommender_data(s), unseen);
+    }
+    t->samples = (uint64_t)t->data.pairs * (uint64_t)(1 + t->negatives);
     if (s->B <= t->eval_negatives) die(USAGE, "-b %d: must be above --eval-negatives %d", s->B, t->eval_negatives);
 }
 
-// Check and open everything that the run needs. Nothing is written until all checks have passed.
-static void trainer_open(Trainer* t, int argc, char** argv) {
-    Run* r = &t->run;
-    const Settings* s = &r->settings;
-    Model* m = &t->model;
-    run_parse(r, settings_flags(t, r->flags), argc, argv, "train_ncf [-i RATINGS.bin] [flags]");
-    run_join(r, NULL);
-    recommender_check(r);
-    open_data(t);
-    run_find_model(r, "", "");
-    model_plan(m, config_from_descriptor(s->model, &t->ratings, s->dropout), s->B);
-    m->adam_rows = t->lazy_adam ? LAZY : DENSE, m->seed = (uint64_t)s->seed;
-    run_sequence_length(r, 1);
-    size_t rows = (size_t)m->config.users + (size_t)m->config.items, B = (size_t)s->B;
-    recommender_check_memory(r, &m->buffers, B * SAMPLE_BYTES + ratings_bytes(&t->ratings),
-                             (rows + 12 * B) * sizeof(int));
-    session_check_data(&r->session, t->ratings.fingerprint, recommender_data(s));
-    run_check_ranks(r, config_text(t), 1, t->ratings.fingerprint);
-    session_set_last(&r->session, t->epoch_steps * (uint64_t)s->B);
-    run_alloc(r, &m->buffers);
-    model_alloc(m, &r->ctx);
-    batch_loader_open(&t->loader, s->B, &t->ratings, &r->ctx);
-    if (!r->start) {
-        HostView view = host_view_open(m->buffers.params, m->buffers.table.elements, VIEW_FLOATX);
-        memset(view.values, 0, view.n * sizeof *view.values);  // the padding between tensors too
-        random_weights(m, view.values, m->seed);
-        model_buffers_write(&m->buffers, &r->optimizer, &view, &r->ctx);
-    }
-    run_share(r);
-}
-
-static void trainer_close(Trainer* t) {
-    device_synchronize(&t->run.ctx);
-    batch_loader_close(&t->loader);
-    model_free(&t->model);
-    ratings_close(&t->ratings);
-    run_close(&t->run);
-}
+static void close_data(Trainer* t) { free(t->data.file), free(t->data.begin), free(t->data.seen); }
 
 int main(int argc, char** argv) {
-    static Trainer trainer, *t = &trainer;
-    Run* r = &t->run;
-    process_begin(on_signal, argv);
-    trainer_open(t, argc, argv);
-    if (r->settings.evaluate) {
-        process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
-        validate(t, NULL);
-    } else {
-        run_begin(r, ratings_samples(&t->ratings, t->negatives), "", r->settings.B);
-        if (session_is_missing(&r->session, &r->log, r->settings.val_every, "hr_at_10")) validate(t, &r->log);
-        while (run_next_step(r, (int)stop_signal)) {
-            train_step(t);
-            if (run_end_step(r, 0)) validate(t, &r->log);
-        }
-        run_end(r, "NeuMF training");
-    }
-    trainer_close(t);
-    return DONE;
+    return recommender_main(argc, argv, "train_ncf [-i RATINGS.bin] [flags]", "hr_at_10", "NeuMF training");
 }
 #endif

@@ -1,51 +1,40 @@
 #!/usr/bin/env bash
-# The recommenders' trainers from outside: data preparation, refusals in one line with status 2, and runs that were stopped,
-# killed or had other threads, which equal the straight one bit for bit. Then DLRM's AUC with and without interaction.
+# The recommenders' trainers from outside: data preparation, refusals in one line with status 2, and runs that were stopped
+# or had other threads, which equal the straight one bit for bit. Then DLRM's AUC.
 #
 #     bash dev/recsys/trainer.sh TRAIN_DLRM TRAIN_NCF
 set -u
-# One thread, unless a case asks for more, and none that spins: the machine may be busy.
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
-dlrm=$(realpath "$1") ncf=$(realpath "$2") passed=0 failed=0 skipped=0
-here=$PWD work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-ok() { passed=$((passed + 1)); echo "ok   $1"; }
-fail() { failed=$((failed + 1)); echo "FAIL $1"; }
-skip() { skipped=$((skipped + 1)); echo "skip $1"; }
+dlrm=$(realpath "$1") ncf=$(realpath "$2")
+PROGRAM=$ncf
+# shellcheck source=dev/test/shell.sh
+. dev/test/shell.sh
 check() { # what, command...
     local what=$1
     shift
-    if "$@"; then ok "$what"; else fail "$what"; fi
+    if "$@"; then ok "$what"; else fail "$what" "${*:1:2}"; fi
 }
-is_sanitized() { grep -q __asan_init "$ncf"; }
-prepare() { python3 "$here/dev/data/prepare_recsys.py" "$@" 2>&1; }
-refused() { # what, part of the message, command...
+prepare() { python3 "$root/dev/data/prepare_recsys.py" "$@" 2>&1; }
+refused() { # instead of that of shell.sh: what, part of the message, command...
     local what=$1 part=$2 out status
     shift 2
     out=$("$@" 2>&1)
     status=$?
     if [ "$status" -eq 2 ] && [ "$(wc -l <<<"$out")" -eq 1 ] && grep -qF -- "$part" <<<"$out"; then ok "$what"
-    else fail "$what: status $status: $out"; fi
+    else fail "$what" "status $status: $out"; fi
 }
 limited() { (ulimit -v 1500000 && "$@"); }
 refused_by_plan() { # what, command...
-    if is_sanitized; then skip "$1: AddressSanitizer needs the address space"
+    if is_sanitized; then skip "$1" "AddressSanitizer needs the address space"
     else refused "$1" "MiB are available" limited "${@:2}"; fi
 }
 put() { printf "$2" | dd of="$1" bs=1 seek="$3" conv=notrunc 2>/dev/null; } # file, bytes, place
 numbers() { od -An -v -t"$2" -j"$3" -N"$4" "$1" | tr -s ' \n' ' '; } # file, type, place, bytes
-cd "$work" || exit 1
-
-for program in "$dlrm" "$ncf"; do
-    "$program" --help >/dev/full 2>stderr
-    check "${program##*/} --help on a full disk ends with status 1" test $? -eq 1
-done
 # --- ratings: 60 users, 50 items, 8 ratings each
 awk 'BEGIN { for (u = 1; u <= 60; u++) for (k = 0; k < 8; k++)
     print u "\t" (u * 7 + k * k * 3) % 50 + 1 "\t3\t" 1000 + (u * 31 + k * 17) % 400 }' >u.data
 sed 's/\t/::/g' u.data >ratings.dat
 { echo userId,movieId,rating,timestamp; sed 's/\t/,/g' u.data; } >ratings.csv
-prepare u.data --out r.bin >/dev/null || fail "preparation"
+prepare u.data --out r.bin >/dev/null || fail "preparation" "of ratings"
 for form in ratings.dat ratings.csv; do
     prepare $form --out form.bin >/dev/null
     check "$form gives the file of u.data" cmp -s r.bin form.bin
@@ -61,10 +50,7 @@ refused "a missing column" "is not user, item, rating and time" prepare columns.
 refused "an empty file of ratings" "holds no ratings" prepare none.data --out x.bin
 gzip -c u.data >u.data.gz
 refused "compressed ratings" "u.data.gz: is compressed with gzip; decompress it first" prepare u.data.gz --out x.bin
-cp u.data other.data && ln -s r.bin link.bin
 refused "the ratings as output" "u.data: exists and is not a file of this script" prepare u.data --out u.data
-refused "a link as output" "link.bin: exists and is not a file of this script" prepare u.data --out link.bin
-check "neither is replaced" test "$(cmp u.data other.data)$(readlink link.bin)" = r.bin
 check "a file of its own is replaced" test "$(prepare u.data --out r.bin)" = "r.bin: 60 users, 50 items, 420 training pairs"
 refused "no file of ratings" "no such file" prepare nothing.data --out x.bin
 
@@ -78,7 +64,7 @@ click() { # label, first integer, first category, last category
 }
 { click 1 '' aa 1; click 0 -9 bb 2; click 1 5 bb ''; click 0 5 cc 3; click 1 5 dd ''; } >clicks.tsv
 criteo() { prepare "$@" --format criteo; }
-criteo clicks.tsv --out c.bin --held-out 2 --threshold 1 >/dev/null || fail "preparation of clicks"
+criteo clicks.tsv --out c.bin --held-out 2 --threshold 1 >/dev/null || fail "preparation" "of clicks"
 record=$((4 * (1 + 13 + 26))) at=1024
 check "header: 26 tables, 13 numbers, 3 and 2 samples; the first table has 2 values and the others" \
     test "$(numbers c.bin d4 0 36)" = " 20261124 1 26 13 3 0 2 0 3 "
@@ -107,8 +93,8 @@ refused "more held out than there are" "none would be left" criteo clicks.tsv --
 check "refused files leave nothing behind" test -z "$(ls | grep '^x.bin')"
 
 # --- refusals of train_ncf
-run_ncf() { # a small run; variables before the command replace its settings, exec=exec replaces the shell
-    ${exec:-} "$ncf" -i "${data:-r.bin}" -e "${model:-F=4,E=4,H=8-4}" -b "${batch:-64}" -x 300 -v 50 -n 10 \
+run_ncf() { # a small run; variables before the command replace its settings
+    "$ncf" -i "${data:-r.bin}" -e "${model:-F=4,E=4,H=8-4}" -b "${batch:-64}" -x 300 -v 50 -n 10 \
         --eval-negatives "${rivals:-20}" --eval-pool "${pool:-unseen}" -l "${lr:-1e-3}" "$@"
 }
 cp r.bin bad.bin
@@ -125,18 +111,17 @@ model=F=4,E=4,H=6 refused "a width that is not a multiple of 4" "multiples of 4"
 rivals=45 refused "more rivals than unseen items" "has only" run_ncf -o ""
 batch=20 refused "a batch smaller than a user's rivals" "must be above --eval-negatives" run_ncf -o ""
 batch=4096 refused "a batch larger than an epoch" "an epoch has" run_ncf -o ""
-for flag in clip embedding-lr vector-lr cautious-decay init; do
+for flag in clip seq-len fp8 optimizer weight-decay init; do
     refused "train_ncf has no --$flag" "unknown flag '--$flag'" run_ncf -o "" --$flag 1
     refused "train_dlrm has no --$flag" "unknown flag '--$flag'" "$dlrm" -o "" --$flag 1
 done
-for trainer in "$ncf" "$dlrm"; do
-    refused "${trainer##*/}: no evaluation of random weights" "needs a trained model" "$trainer" -o "" --evaluate 1
-done
+refused "train_ncf: no evaluation of random weights" "needs a trained model" run_ncf -o "" --evaluate 1
+refused "train_dlrm: no evaluation of random weights" "needs a trained model" "$dlrm" -o "" --evaluate 1
 
 # --- refusals of train_dlrm
 run_dlrm() {
-    ${exec:-} "$dlrm" -e "${model:-bottom=16-8,top=16}" --tables 4 --rows "${rows:-30}" --samples 8000 --held-out 500 \
-        -b "${batch:-64}" -l "${lr:-1}" -x "${steps:-300}" -v 50 -n 10 "$@"
+    "$dlrm" -e "${model:-bottom=16-8,top=16}" --tables "${tables:-4}" --rows "${rows:-30}" \
+        --samples "${samples:-8000}" --held-out "${held_out:-500}" -b "${batch:-64}" -l "${lr:-1}" -x "${steps:-300}" -v 50 -n 10 "$@"
 }
 of_file() { "$dlrm" -i "$1" -e bottom=8,top=8 -b 2 -l 1 -x 3 -o "" "${@:2}"; }
 check "clicks of a file are trained on" grep -q "AUC 0.*of 2 held-out" <(of_file c.bin)
@@ -163,54 +148,44 @@ rows=2000000000 refused "more rows than 2^31" "rows; 2147483646 are known" run_d
 model=bottom=16-9,top=16 refused "a width that is not a multiple of 8" "multiples of 8" run_dlrm -o ""
 model=bottom=16 refused "no top MLP" "is not like" run_dlrm -o ""
 batch=8001 refused "a batch larger than the data" "an epoch has" run_dlrm -o ""
-refused "Adam's flags for SGD" "unknown flag '--beta1'" run_dlrm -o "" --beta1 0.8
+for flag in beta1 dropout; do refused "no --$flag for SGD" "unknown flag '--$flag'" run_dlrm -o "" --$flag 0.8; done
 
 # --- the same bits
 results() { grep -oE '"step": [0-9]+, "(loss|val_loss|hr_at_10)": .*' "$1/log.jsonl" | sed -E 's/"(ms|tok_s|mfu)": [^,}]*//g'; }
 same() { # what, directory, directory of the straight run
     if cmp -s "$3/model.safetensors" "$2/model.safetensors" && diff <(results "$3") <(results "$2") >/dev/null; then ok "$1"
-    else fail "$1"; fi
+    else fail "$1" "$2 and $3 differ"; fi
 }
-# Kill `run` of $1 as soon as it shows a step that it had not reached before, again and again.
-kill_runs() { # trainer, directory, number of kills
-    local kills=0 n pid line
-    for n in $(seq "$3"); do
-        exec 3< <(exec=exec "run_$1" -o "$2" -y 1 2>/dev/null)
-        pid=$!
-        while read -r line <&3; do
-            if [[ $line =~ ^step\ +([0-9]+)/ ]] && [ "${BASH_REMATCH[1]}" -ge $((n * 290 / $3)) ]; then break; fi
-        done
-        kill -KILL $pid
-        wait $pid
-        [ $? -ne 137 ] || kills=$((kills + 1))
-        exec 3<&-
-        # LeakSanitizer inspects a process from another one, which may hold the lock a moment longer.
-        ! is_sanitized || flock -w 10 "$2/.lock" true
-    done 2>/dev/null
-    [ $kills -eq "$3" ]
-}
-kills=30
-! is_sanitized || kills=5
 for trainer in ncf dlrm; do
     run=run_$trainer whole=$trainer-whole
-    $run -o $whole >/dev/null || fail "train_$trainer: a run"
+    $run -o $whole >/dev/null || fail "train_$trainer" "a run"
     check "train_$trainer: 300 steps and 7 evaluations are logged" test "$(results $whole | wc -l)" -eq 307
     $run -o $trainer-parts --stop-after 125 >/dev/null && $run -o $trainer-parts -y 1 >/dev/null
     same "train_$trainer: resumed after 125 steps: the same weights and log" $trainer-parts $whole
-    check "train_$trainer: $kills SIGKILLs hit the run" kill_runs $trainer $trainer-killed $kills
-    $run -o $trainer-killed -y 1 >/dev/null 2>&1
-    same "train_$trainer: $kills SIGKILLs: the same weights and log" $trainer-killed $whole
     OMP_NUM_THREADS=3 $run -o $trainer-threads >/dev/null
     same "train_$trainer: three threads: the same weights and log" $trainer-threads $whole
-    rm -rf $trainer-parts $trainer-killed $trainer-threads
 done
-differs() { # what, trainer, flag...
-    "run_$2" -o other --overwrite 1 "${@:3}" >/dev/null
-    check "$1" test "$(cksum <$2-whole/model.safetensors)" != "$(cksum <other/model.safetensors)"
+# --- a flag of the recommenders acts; dev/test/flags.sh has the others
+head -n 400 u.data >other.data && prepare other.data --out other.bin >/dev/null
+acts() { # trainer, flag...
+    "run_$1" -o other --overwrite 1 "${@:2}" >/dev/null || fail "train_$1 ${*:2}" "status $?"
+    check "train_$1 ${*:2} acts" test "$(results $1-whole; cksum <$1-whole/model.safetensors)" != "$(results other; cksum <other/model.safetensors)"
 }
-differs "--lazy-adam 1 is another optimizer" ncf --lazy-adam 1
-differs "--negative-pool all draws other negatives" ncf --negative-pool all
-differs "--interaction bottom is another model" dlrm --interaction bottom
+for flag in '--negatives 2' '--negative-pool all' '--lazy-adam 1' '--dropout 0.5' '--beta1 0.5' '--beta2 0.5' \
+    '--eps 0.1' '--seed 7'; do
+    # shellcheck disable=SC2086
+    acts ncf $flag
+done
+data=other.bin acts ncf
+model=F=4,E=8,H=8-4 acts ncf
+rivals=9 acts ncf
+pool=all acts ncf
+acts dlrm --seed 7
+model=bottom=16-8,top=8 acts dlrm
+tables=5 acts dlrm
+rows=9 acts dlrm
+samples=4000 acts dlrm
+held_out=100 acts dlrm
 refused "a resumed run keeps its data" "contradicts" run_dlrm -o dlrm-whole -y 1 --seed 9
 run_dlrm -o dlrm-profile --profile 2 >/dev/null
 check "--profile writes a report" grep -q interaction_forward dlrm-profile/profile/kernels.csv
@@ -226,46 +201,6 @@ done
 hits=$("$ncf" -o "" -x 400 -v 400 | grep -oE 'HR@10 [0-9.]+' | tail -n 1)
 check "train_ncf: 400 steps of generated ratings: $hits" awk '{ exit !($2 > 0.4 && $2 < 0.9) }' <<<"$hits"
 
-# --- a flag of the model, the data or the numbers changes them, or is refused by name; dev/test/flags.sh has the others
-printf -- '-i r.bin\n-e F=4,E=4,H=8-4\n-b 64\n-x 30\n-v 10\n--eval-negatives 20\n' >ncf.flags
-printf -- '-e bottom=16-8,top=16\n--tables 4\n--rows 30\n--samples 8000\n--held-out 500\n-b 64\n-x 30\n-u 0\n-v 10\n' >dlrm.flags
-numbers() { # trainer, flag...
-    "${!1}" --recipe ./$1.flags -o flagged --overwrite 1 "${@:2}" 2>&1 >/dev/null || return
-    grep '^{"step"' flagged/log.jsonl | sed -E '/checkpoint_ms/d; s/, "(ms|tok_s|mfu)": [^,}]+//g'
-    cksum <flagged/model.safetensors
-}
-rows() { # flag, value, and flags that it needs; none of it has a comma
-    tr ',' '\n' <<<'--val-data r.bin,--shuffle 0,--overfit 1,--batch 32,--seq-len 2,--total-batch 128,--recompute 1,--fp8 1
---fp8-steps 1,--fp8-exclude-forward a,--master-weights 0,--optimizer lamb,--schedule poly -q 0 --poly-power 2,--lr 0.01
---warmup 9,--final-lr 0.5 -k linear,--poly-power 2 -k poly -q 0,--weight-decay 0.1
---beta1 0.5,--beta2 0.5,--eps 0.1,--clip 1e-3,--embedding-lr 1,--vector-lr 1,--cautious-decay 1
---muon-warmup 9,--dropout 0.5,--loss-outlier 1
---norm-outlier 1,--loss-scale fixed,--loss-scale-start 9,--val-every 15,--val-batches 1
---seed 7,--init zero-out'
-    if [ $1 = ncf ]; then printf -- '%s\n' '--train-data other.bin' '--model F=4,E=8,H=8-4' '--negatives 2' '--negative-pool all' \
-        '--lazy-adam 1' '--eval-negatives 9' '--eval-pool all'
-    else printf -- '%s\n' '--train-data c.bin -b 2 -l 0.1' '--model bottom=16-8,top=8' '--interaction bottom' '--tables 5' '--rows 9' \
-        '--samples 4000' '--held-out 100'; fi
-}
-head -n 400 u.data >other.data && prepare other.data --out other.bin >/dev/null
-for trainer in ncf dlrm; do
-    unset without seen
-    declare -A without=() seen=()
-    while read -r flag value needs; do
-        seen[$flag]=1
-        # shellcheck disable=SC2086
-        with=$(numbers $trainer $flag $value $needs)
-        # shellcheck disable=SC2086
-        [[ $with == error:* || -n ${without[$needs.]:-} ]] || without[$needs.]=$(numbers $trainer $needs)
-        if [[ $with == error:* ]]; then check "train_$trainer $flag is refused" grep -q "^error: unknown flag '$flag'" <<<"$with"
-        else check "train_$trainer $flag $value acts" test "$with" != "${without[$needs.]:-}"; fi
-    done < <(rows $trainer)
-    for flag in $("${!trainer}" --help | awk '/^[A-Z]/ { on = /^(Model|Data|Batch and|Optim|Valid)/ }
-            on && match($0, / --[a-z0-9-]+/) && $1 ~ /^-/ { print substr($0, RSTART + 1, RLENGTH - 1) }'); do
-        [ $flag = --evaluate ] || [ -n "${seen[$flag]:-}" ] || fail "train_$trainer $flag has no row"
-    done
-done
-
 # --- evaluation
 score() { grep -oE '(HR@10|AUC) .*' | tail -n 1; }
 for trainer in ncf dlrm; do
@@ -276,14 +211,11 @@ done
 pooled=$(pool=all rivals=30 run_ncf -o ncf-whole -y 1 --evaluate 1 | score)
 check "a score names its rivals" grep -q "with 30 negatives, pool all" <<<"$pooled"
 
-# --- DLRM within 0.005 of the true logit's AUC, which is between 0.75 and 0.85, and 0.02 above itself without interaction.
-# The same with the default settings: dev/LOG.md.
-auc() { "$dlrm" -o "" --rows 20 --samples 700000 -l 3 -v 20000 "$@" | score; }
-if is_sanitized; then skip "AUC: too slow under AddressSanitizer"
+# --- DLRM within 0.005 of the true logit's AUC, which is between 0.75 and 0.85. The same with the default settings: dev/LOG.md.
+auc() { "$dlrm" -o "" --rows 20 --samples 700000 -l 3 -v 20000 | score; }
+if is_sanitized; then skip "AUC" "too slow under AddressSanitizer"
 else
-    check "AUC of DLRM, of the true logit and without interaction" awk \
-        '{ auc[NR] = $2; best = $NF } END { exit !(NR == 2 && best >= 0.75 && best <= 0.85 &&
-           auc[1] >= best - 0.005 && auc[1] <= best + 0.005 && auc[2] <= auc[1] - 0.02) }' <(auc; auc --interaction bottom)
+    check "AUC of DLRM and of the true logit" awk \
+        '{ exit !($NF >= 0.75 && $NF <= 0.85 && $2 >= $NF - 0.005 && $2 <= $NF + 0.005) }' <(auc)
 fi
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

@@ -89,7 +89,10 @@ for name in gpt2 bert; do
 done
 run gpt2 "$build/test_gpt2"
 run bert "$build/test_bert"
-if [ -x "$build/test_dlrm" ]; then run recsys bash dev/recsys/test.sh "$build" without-ops; fi
+for name in dlrm ncf dlrm_double ncf_double; do
+    [ ! -x "$build/test_$name" ] || run $name "$build/test_$name"
+done
+[ ! -x "$build/train_dlrm" ] || run recsys bash dev/recsys/trainer.sh "$build/train_dlrm" "$build/train_ncf"
 run cli bash dev/test/cli.sh "$gpt2"
 [ "${build##*/}" = san ] || run one_file bash dev/test/one_file.sh "$gpt2"
 [ "${build##*/}" = san ] || run exercises bash dev/test/exercises.sh

@@ -89,15 +89,145 @@ static inline void linear_bce_ref(Losses losses, LinearBceRef r, LinearBceShape 
 }
 
 #ifdef __CUDACC__
-#include "dev/recsys/ops/linear_bce.cuh"
-#else
 // ---------------------------------------------------------------------------------------------------------
-// CPU: rows, then columns, each by one thread
+// GPU: one kernel for the dot product, the loss, and all gradients
+
+enum { LINEAR_BCE_WARPS = 16, LINEAR_BCE_BLOCKS = 128 };
+
+typedef struct {
+    double* loss;
+    float *bias, *columns;
+} LinearBcePartial;
+
+// One warp per row, ROWS of them at a time; a lane has WIDTH adjacent columns of every WARP * WIDTH, at most K times.
+// The last block adds the blocks' sums in their order: partial [blocks, 2 C], partial_loss and partial_bias [blocks].
+template <int K, int WIDTH, int ROWS>
+__global__ void __launch_bounds__(LINEAR_BCE_WARPS* WARP)
+    linear_bce_kernel(Losses losses, LinearBceOutput out, LinearBceInput in, LinearBceShape s, int is_backward,
+                      LinearBcePartial partial, unsigned* arrivals) {
+    extern __shared__ float sums[];  // [warps, 2 C]
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, C = s.C, width = 2 * C;
+    int step = gridDim.x * LINEAR_BCE_WARPS;
+    float w[K][WIDTH], dw[K][WIDTH] = {{0}}, db[K][WIDTH] = {{0}}, dbias = 0, bias = to_float(*in.p.b);
+    double loss = 0;
+#pragma unroll
+    for (int k = 0; k < K; k++)
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            int c = (k * WARP + lane) * WIDTH + i;
+            w[k][i] = c < C ? to_float(in.p.w[c]) : 0;
+        }
+    for (int first = blockIdx.x * LINEAR_BCE_WARPS + warp; first < s.N; first += ROWS * step) {
+        Vector<floatX, WIDTH> rows[ROWS][K];
+        float labels[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) labels[r] = in.labels[min(first + r * step, s.N - 1)];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int k = 0; k < K; k++)  // past the ends: another element, so that all loads are under way at once
+                rows[r][k] = load_vector<WIDTH>(in.x + (size_t)min(first + r * step, s.N - 1) * C +
+                                                min((k * WARP + lane) * WIDTH, C - WIDTH));
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            int n = first + r * step;
+            if (n >= s.N) break;
+            float sum = 0;
+#pragma unroll
+            for (int k = 0; k < K; k++)
+#pragma unroll
+                for (int i = 0; i < WIDTH; i++) sum += to_float(rows[r][k].v[i]) * w[k][i];
+            float logit = warp_sum(sum) + bias, y = labels[r];
+            float each = fmaxf(logit, 0) - logit * y + log1pf(expf(-fabsf(logit)));
+            float d = (float)losses.scale * (1 / (1 + expf(-logit)) - y);
+            if (lane == 0) {
+                out.logits[n] = logit;
+                losses.each[n] = each;
+                loss += (double)each;
+            }
+            if (!is_backward) continue;
+            dbias += d;
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                int c = (k * WARP + lane) * WIDTH;
+                float dx[WIDTH];
+#pragma unroll
+                for (int i = 0; i < WIDTH; i++) {
+                    float x = to_float(rows[r][k].v[i]);
+                    dx[i] = d * w[k][i];
+                    if (c + i >= s.relu_begin) dx[i] = relu_gradient(dx[i], x, s.relu_scale);
+                    dw[k][i] += d * x;
+                }
+                Vector<floatX, WIDTH> rounded = from_floats<floatX, WIDTH>(dx);
+                if (c < C) store_vector(out.dx + (size_t)n * C + c, rounded);
+#pragma unroll
+                for (int i = 0; i < WIDTH; i++) db[k][i] += to_float(rounded.v[i]);
+            }
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < K; k++)
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            int c = (k * WARP + lane) * WIDTH + i;
+            if (c >= C || !is_backward) break;
+            sums[warp * width + c] = dw[k][i];
+            sums[warp * width + C + c] = db[k][i];
+        }
+    loss = block_sum(loss);  // also a barrier
+    dbias = block_sum(lane ? 0 : dbias);
+    if (threadIdx.x == 0) partial.loss[blockIdx.x] = loss, partial.bias[blockIdx.x] = dbias;
+    for (int c = threadIdx.x; c < width && is_backward; c += blockDim.x) {
+        float total = 0;
+        for (int i = 0; i < LINEAR_BCE_WARPS; i++) total += sums[i * width + c];
+        partial.columns[(size_t)blockIdx.x * width + c] = total;
+    }
+    if (!last_to_arrive(arrivals, gridDim.x)) return;
+    for (int c = threadIdx.x; c < width && is_backward; c += blockDim.x) {
+        float total = sum_in_order(partial.columns + c, (int)gridDim.x, (size_t)width);
+        if (c < C) out.grads.w[c] = total;
+        else if (out.dbias && c - C >= s.relu_begin) out.dbias[c - C - s.relu_begin] = total;
+    }
+    int has_block = threadIdx.x < gridDim.x;
+    loss = losses.scale * block_sum(has_block ? partial.loss[threadIdx.x] : 0);
+    dbias = block_sum(has_block ? partial.bias[threadIdx.x] : 0);
+    if (threadIdx.x) return;
+    *losses.sum = (real)(losses.mode == ADD ? (double)*losses.sum + loss : loss);
+    if (is_backward) *out.grads.b = dbias;
+}
+
+template <int K, int WIDTH>
+static inline void linear_bce_start(Losses losses, LinearBceOutput out, LinearBceInput in, LinearBceShape s,
+                                    int is_backward, Context* ctx) {
+    const int ROWS = K * WIDTH <= 8 ? 8 : WIDTH > 1 ? 2 : 1;  // the most that stay in registers on every architecture
+    unsigned blocks = blocks_for((size_t)s.N, LINEAR_BCE_WARPS);
+    if (blocks > LINEAR_BCE_BLOCKS) blocks = LINEAR_BCE_BLOCKS;
+    static_assert((int)LINEAR_BCE_BLOCKS <= LINEAR_BCE_WARPS * WARP, "a thread for each block's loss");
+    size_t width = 2 * (size_t)s.C, shared = LINEAR_BCE_WARPS * width * sizeof(float);
+    LinearBcePartial partial;
+    partial.loss = (double*)device_scratch(ctx, blocks * (sizeof(double) + (width + 1) * sizeof(float)));
+    partial.bias = (float*)(partial.loss + blocks), partial.columns = partial.bias + blocks;
+    cudaCheck(cudaFuncSetAttribute(linear_bce_kernel<K, WIDTH, ROWS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   (int)shared));
+    linear_bce_kernel<K, WIDTH, ROWS><<<blocks, LINEAR_BCE_WARPS * WARP, shared, ctx->stream>>>(
+        losses, out, in, s, is_backward, partial, ctx->arrivals);
+    cudaCheck(cudaGetLastError());
+}
+#endif
 
 static inline void linear_bce(Losses losses, LinearBceOutput out, LinearBceInput in, LinearBceShape s,
                               Direction direction, Context* ctx) {
     Scope scope = scope_open(ctx, direction == FORWARD ? "linear_bce_forward" : "linear_bce_backward",
                              LINEAR_BCE_FLOPS(s, direction), LINEAR_BCE_BYTES(s, direction), "N=%d C=%d", s.N, s.C);
+#ifdef __CUDACC__
+    int is_backward = direction == BACKWARD;
+    CHECK(s.C <= LINEAR_BCE_MAX_C);
+    const int WIDTH = Vector<floatX>::SIZE;
+    int is_wide = s.C > WARP * WIDTH;
+    if (!rows_are_vectors<floatX>(s.C)) linear_bce_start<16, 1>(losses, out, in, s, is_backward, ctx);
+    else if (is_wide) linear_bce_start<LINEAR_BCE_MAX_C / WARP / WIDTH, WIDTH>(losses, out, in, s, is_backward, ctx);
+    else linear_bce_start<1, WIDTH>(losses, out, in, s, is_backward, ctx);
+#else  // rows, then columns, each by one thread
     real* dlogits = (real*)device_scratch(ctx, (size_t)s.N * sizeof(real));
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < s.N; n++) {
@@ -127,7 +257,8 @@ static inline void linear_bce(Losses losses, LinearBceOutput out, LinearBceInput
         }
     }
     losses_add_ref(losses, s.N);
+#endif
     scope_close(&scope);
 }
-#endif
+
 #endif

@@ -201,13 +201,8 @@ static __global__ void __launch_bounds__(NCF_THREADS)
     const EmbeddingTable& t = job.table;
     Vector<real> w = load128(t.w + i), m = load128(t.m + i), v = load128(t.v + i);
     float g[4];
-    if (job.g32) {
-        *(float4*)g = *(const float4*)(job.g32 + i);
-    } else {
-        Vector<floatX, 4> narrow;
-        *(int2*)&narrow = *(const int2*)(job.g16 + i);
-        to_floats(g, narrow);
-    }
+    if (job.g32) *(float4*)g = *(const float4*)(job.g32 + i);
+    else to_floats(g, row_load(job.g16 + i));
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         m.v[k] = fmaf(c.beta1, m.v[k], c.beta1_rest * g[k]);

@@ -9,8 +9,6 @@
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/adam.h"
 
-#define SGD_BYTES(n) ((double)(n) * (3 * sizeof(real) + sizeof(floatX)))
-
 static inline void sgd_update_ref(real* w, const real* grads, double lr, size_t n) {
     for (size_t i = 0; i < n; i++) w[i] -= (real)(lr * (double)grads[i]);
 }
@@ -34,7 +32,8 @@ static __global__ void sgd_update_kernel(floatX* params, real* w, const real* gr
 
 static inline void sgd_update(floatX* params, real* w, const real* grads, const AdamWStep* step, double lr, size_t n,
                               Context* ctx) {
-    Scope scope = scope_open(ctx, "sgd_update", 2.0 * (double)n, SGD_BYTES(n), "n=%zu", n);
+    Scope scope =
+        scope_open(ctx, "sgd_update", 2.0 * (double)n, (double)n * (3 * sizeof(real) + sizeof(floatX)), "n=%zu", n);
 #ifdef __CUDACC__
     sgd_update_kernel<<<blocks_for(n, 1024), 256, 0, ctx->stream>>>(params, w, grads, step, (float)lr, n);
     cudaCheck(cudaGetLastError());
