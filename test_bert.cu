@@ -42,7 +42,8 @@ static Bench* bench_open_with(Config config, int B, int T, int M, int recompute,
     context_init(&b->ctx);
     model_plan(&b->m, config, B, T, M, B, recompute);
     model_buffers_alloc(&b->m.buffers, &b->ctx);
-    optimizer_init(&b->o, &b->m.buffers.table, kind, WITH_MASTER, &b->ctx);
+    optimizer_init_shard(&b->o, &b->m.buffers.table, (UpdateSettings){.kind = kind, .master = WITH_MASTER},
+                         tensors_updated(&b->m.buffers.table), &b->ctx);
     b->m.buffers.master = b->o.master;
     WeightRules rules = weight_rules(&config);
     model_buffers_init(&b->m.buffers, &b->o, &rules, seed, &b->ctx);
@@ -63,7 +64,8 @@ static Bench* bench_open_task(Config config, Task task, int K, int B, int T, int
     task_plan(&b->task, config, task, K, B, T, recompute);
     model_buffers_alloc(&m->buffers, &b->ctx);
     task_alloc(&b->task, &b->ctx);
-    optimizer_init(&b->o, &m->buffers.table, kind, WITH_MASTER, &b->ctx);
+    optimizer_init_shard(&b->o, &m->buffers.table, (UpdateSettings){.kind = kind, .master = WITH_MASTER},
+                         tensors_updated(&m->buffers.table), &b->ctx);
     m->buffers.master = b->o.master;
     WeightRules rules = weight_rules(&config);
     model_buffers_init(&m->buffers, &b->o, &rules, seed, &b->ctx);
@@ -97,7 +99,8 @@ static void bench_optimizer(Bench* b, OptimizerKind kind) {
     HostView view = host_view_open(b->m.buffers.params, n, VIEW_FLOATX);
     real* weights = bench_weights(b);
     optimizer_free(&b->o);
-    optimizer_init(&b->o, &b->m.buffers.table, kind, WITH_MASTER, &b->ctx);
+    optimizer_init_shard(&b->o, &b->m.buffers.table, (UpdateSettings){.kind = kind, .master = WITH_MASTER},
+                         tensors_updated(&b->m.buffers.table), &b->ctx);
     b->m.buffers.master = b->o.master;
     memcpy(view.values, weights, n * sizeof(real));
     optimizer_write_weights(&b->o, &view, &b->ctx);
@@ -770,7 +773,7 @@ static void test_ops(Tests* t) {
         "residual_layernorm_backward matmul_backward_weight matmul_gelu_backward_input matmul_backward_weight "
         "matmul_backward_input residual_layernorm_backward matmul_backward_weight matmul_backward_input "
         "attention_backward matmul_backward_weight matmul_backward_input ";
-    enum { B = 2, T = 64, M = 8, LAYERS = 3, MIDDLE = 1, OUTSIDE = 23, A_LAYER = 18 };
+    enum { B = 2, T = 64, M = 8, LAYERS = 3, MIDDLE = 1, OUTSIDE = 24, A_LAYER = 18 };
     const OptimizerSettings adamw = {
         .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-6, .weight_decay = 0.01, .max_norm = 1};
     Bench* b = bench_open(config_from_descriptor("L=3,C=128,NH=2,V=53,T=64", 0), B, T, M, 0, 5);

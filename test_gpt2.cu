@@ -465,7 +465,8 @@ static Bench* overfit_open(MasterWeights master, double scale, LossScaleKind kin
     bench_open(b, config, 2, 13, 0, 5);
     if (master == NO_MASTER) {
         optimizer_free(&b->o);
-        optimizer_init(&b->o, &b->m.buffers.table, ADAMW, master, &b->ctx);
+        optimizer_init_shard(&b->o, &b->m.buffers.table, (UpdateSettings){.kind = ADAMW, .master = master},
+                             tensors_updated(&b->m.buffers.table), &b->ctx);
         b->m.buffers.master = b->o.master;
     }
     optimizer_set_loss_scale(&b->o, state, rule, &b->ctx);

@@ -16,6 +16,7 @@
 #include "llmc/ops/accuracy.h"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/classifier/classifier.h"
+#include "llmc/ops/dropout.h"
 #include "llmc/ops/embedding/embedding.h"
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
@@ -206,13 +207,15 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
     const Config* c = &m->config;
     const Sequences* s = &in->sequences;
     Embeddings tables = {.word = m->p.word, .position = m->p.position, .type = m->p.type};
-    EmbeddingNorm start = {.tables = tables, .norm = m->p.ln0, .eps = (real)c->eps};
-    start.dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
+    Dropout dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
     EmbeddingInputs rows = {.tokens = in->tokens, .types = in->types, .s = s};
     EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = c->types, .C = c->C, .padding = c->padding};
     scope_at(ctx, FORWARD, -1);
     model_buffers_update_copies(&m->buffers, ctx);
-    embedding_layernorm_forward(m->a.ln0, m->a.embedded, m->a.ln0_stats, rows, start, sizes, ctx);
+    embedding_forward(m->a.embedded, rows, tables, sizes, dropout_none(s), ctx);
+    layernorm_forward(m->a.ln0, m->a.ln0_stats, m->a.embedded, m->p.ln0, (Rows){.N = s->rows, .C = c->C}, (real)c->eps,
+                      ctx);
+    if (dropout.threshold) dropout_forward(m->a.ln0, m->a.ln0, s->rows, c->C, dropout, ctx);
     for (int l = 0; l < c->L; l++) {
         grad_sync_wait(m->buffers.grad_sync, l, ctx);
         forward_block(m, l, s, ctx);
@@ -333,7 +336,9 @@ static void backward_encoder(Model* m, const MlmInput* in, Mode word_mode, Mode 
         .dy = m->a.dx, .x = m->a.embedded, .stats = m->a.ln0_stats, .w = m->p.ln0.w, .size = {.N = s->rows, .C = c->C}};
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
-    layernorm_dropout_backward(m->a.dx, m->g.ln0, ln0, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), mode, ctx);
+    Dropout dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
+    if (dropout.threshold) dropout_backward(m->a.dx, m->a.dx, s->rows, c->C, dropout, SET, ctx);
+    layernorm_backward(m->a.dx, m->g.ln0, ln0, SET, mode, ctx);
     embedding_backward(dtables, m->a.dx, rows, sizes, dropout_none(s), word_mode, mode, ctx);
 }
 

@@ -553,7 +553,7 @@ static void validate_choices(Run* r, Model* m, const MultipleChoice* set, Log* l
     multiple_choice_evaluation_open(&e, set, m->N, m->T, &r->group, &r->ctx);
     for (Sequences s; !stop_signal && multiple_choice_load(&e, m->in.inputs, m->in.targets, &s, &r->ctx);) {
         evaluate_endings(m, &e, &s, &r->ctx);
-        steps_evaluating(&r->log, &r->session, set->file, e.example, set->count);
+        group_begin_work(&r->group);
     }
     MultipleChoiceResult result = multiple_choice_result(&e, &r->group);
     multiple_choice_evaluation_close(&e);

@@ -116,7 +116,7 @@ def put_run(page, profiles, commit):
 # ---------------------------------------------------------------------------------------------------------
 # BERT with two layers: kernels counted, and which of theirs one of ours replaces
 
-BERT_SEQUENCES = 4
+BERT_SEQUENCES, BERT_ROWS = 4, 512
 BERT_BLOCK = ("query, key, value", "attention", "attention output", "residual, layer norm 1", "MLP in, GELU", "MLP in",
               "MLP out", "MLP out, GELU", "residual, layer norm 2")
 BERT_OUTSIDE = ("attention mask", "layer norm weights in fp32", "embedding", "masked token head", "next sentence head",
@@ -127,7 +127,7 @@ def bert_part_outside(row):
     op, size = row["op"], sizes(row)
     if row["direction"] in ("optimizer", "communication"): return row["direction"]
     if op.startswith("cast_to_fp32"): return "layer norm weights in fp32"
-    if "embedding" in op or op == "layernorm_dropout_backward": return "embedding"
+    if "embedding" in op or (op.startswith(("layernorm", "dropout")) and size.get("N") == BERT_ROWS): return "embedding"
     if op.startswith(("classifier", "accuracy")): return "loss"
     if op.startswith("next_sentence") or size.get("M", size.get("N")) == BERT_SEQUENCES: return "next sentence head"
     return "masked token head" if op.startswith(("matmul", "gelu", "layernorm", "gather")) else op

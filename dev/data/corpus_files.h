@@ -1,11 +1,75 @@
-/* What the programs that write a corpus share: the files of a byte-level BPE tokenizer, and files that appear all at
- * once.
+/* What the programs that write a corpus share: token shards, files of sentences, the files of a byte-level BPE
+ * tokenizer, and files that appear all at once.
  *
  * Token id = byte for the 256 bytes, then one token a merge, then end of text. */
 #ifndef DEV_DATA_CORPUS_FILES_H
 #define DEV_DATA_CORPUS_FILES_H
 
 #include "llmc/data/mlm/sentences.h"
+
+// Create or replace one shard of n tokens, each `width` (2 or 4) bytes, flushed to the disk. Returns 0, or -1
+// with errno; what is then at `path` is incomplete, so write to a temporary name and rename.
+static inline int shard_write(const char* path, const int* tokens, uint64_t n, int width) {
+    enum { CHUNK = 65536 };
+    int32_t header[SHARD_HEADER_INTS];
+    CHECK(width == 2 || width == 4);
+    memset(header, 0, sizeof(header));
+    header[0] = width == 2 ? SHARD_MAGIC_UINT16 : SHARD_MAGIC_UINT32;
+    header[1] = width == 2 ? SHARD_VERSION_UINT16 : SHARD_VERSION_UINT32;
+    header[2] = (int32_t)(uint32_t)n;
+    header[3] = (int32_t)(uint32_t)(n >> 32);
+
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) return -1;
+    int bad = write_all(fd, header, sizeof(header)) != 0;
+    uint16_t* narrow = (uint16_t*)xmalloc(CHUNK * sizeof(uint16_t));
+    for (uint64_t i = 0; i < n && !bad; i += CHUNK) {
+        size_t m = n - i < CHUNK ? (size_t)(n - i) : (size_t)CHUNK;
+        if (width == 2) {
+            for (size_t k = 0; k < m; k++) narrow[k] = (uint16_t)tokens[i + k];
+            bad = write_all(fd, narrow, m * sizeof(uint16_t)) != 0;
+        } else {
+            bad = write_all(fd, tokens + i, m * sizeof(int)) != 0;
+        }
+    }
+    bad = bad || fsync(fd) != 0;
+    int saved = errno;
+    free(narrow);
+    if (close(fd) != 0 && !bad) return -1;
+    errno = saved;
+    return bad ? -1 : 0;
+}
+
+// Create or replace one file, flushed to the disk: tokens [h.tokens], begin [h.sentences + 1], first [h.documents + 1],
+// continues [sentences_words(h.V)]. Returns 0, or -1 with errno; what is then at `path` is incomplete.
+static inline int sentences_write(const char* path, SentencesHeader h, const int* tokens, const uint32_t* begin,
+                                  const uint32_t* first, const uint32_t* continues) {
+    int width = h.V <= 65536 ? 2 : 4;
+    size_t bytes = round_up((size_t)h.tokens * (size_t)width, 4);
+    int32_t header[SHARD_HEADER_INTS];
+    memset(header, 0, sizeof(header));
+    header[0] = SENTENCES_MAGIC;
+    header[1] = width == 2 ? SENTENCES_VERSION_UINT16 : SENTENCES_VERSION_UINT32;
+    header[2] = (int32_t)h.tokens, header[3] = (int32_t)h.sentences, header[4] = (int32_t)h.documents, header[5] = h.V;
+    header[6] = h.pad, header[7] = h.unk, header[8] = h.cls, header[9] = h.sep, header[10] = h.mask;
+    header[11] = (int32_t)(uint32_t)h.hash, header[12] = (int32_t)(uint32_t)(h.hash >> 32);
+    char* raw = (char*)xcalloc(bytes, 1);
+    if (width == 4) memcpy(raw, tokens, bytes);
+    for (size_t i = 0; i < h.tokens && width == 2; i++) {
+        uint16_t token = (uint16_t)tokens[i];
+        memcpy(raw + 2 * i, &token, sizeof(token));
+    }
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int bad = fd < 0 || write_all(fd, header, sizeof(header)) != 0 || write_all(fd, raw, bytes) != 0 ||
+              write_all(fd, begin, 4 * ((size_t)h.sentences + 1)) != 0 ||
+              write_all(fd, first, 4 * ((size_t)h.documents + 1)) != 0 ||
+              write_all(fd, continues, (size_t)(4 * sentences_words(h.V))) != 0 || fsync(fd) != 0;
+    int saved = errno;
+    free(raw);
+    if (fd >= 0 && close(fd) != 0 && !bad) return -1;
+    errno = saved;
+    return bad ? -1 : 0;
+}
 
 typedef struct {
     int* id;

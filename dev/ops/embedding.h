@@ -7,7 +7,6 @@
 
 typedef struct {
     Array x, word, position, type;      // forward
-    Array e, w, b, mean, rstd;          // with layernorm
     Array dx, dword, dposition, dtype;  // backward
     int *tokens, *types;
     Sequences s;
@@ -26,16 +25,6 @@ static void embedding_run_forward(void* state) {
     EmbeddingCase* e = (EmbeddingCase*)state;
     Embeddings tables = {e->word.device, e->position.device, e->sizes.types ? e->type.device : NULL};
     embedding_forward(e->x.device, embedding_inputs(e), tables, e->sizes, e->dropout, e->ctx);
-}
-
-static void embedding_run_layernorm(void* state) {
-    EmbeddingCase* e = (EmbeddingCase*)state;
-    EmbeddingNorm layer = {{e->word.device, e->position.device, e->sizes.types ? e->type.device : NULL},
-                           {NULL, e->b.device, e->w.device_real},
-                           (real)1e-12,
-                           e->dropout};
-    LayerNormStats stats = {e->mean.device_real, e->rstd.device_real};
-    embedding_layernorm_forward(e->x.device, e->e.device, stats, embedding_inputs(e), layer, e->sizes, e->ctx);
 }
 
 static void embedding_run_backward(void* state) {
@@ -62,11 +51,6 @@ static EmbeddingCase embedding_case(Harness* h, const int* lengths, int count, E
         if (e.types) e.types[n] = random_below(h, sizes.types);
     }
     e.x = output(h, N * C, SET);
-    e.e = output(h, N * C, SET);
-    e.w = input(h, C, 1.0);
-    e.b = input(h, C, 1.0);
-    e.mean = output(h, N, SET);
-    e.rstd = output(h, N, SET);
     e.word = input(h, (size_t)sizes.V * C, 1.0);
     e.position = input(h, (size_t)sizes.T * C, 1.0);
     e.type = input(h, (size_t)sizes.types * C, 1.0);
@@ -127,28 +111,6 @@ static void embedding_check(Harness* h, EmbeddingCase* e) {
     expect_close_to_sum(h, "dword", e->dword, dword, words, tolerance(1e-6));
     expect_close_to_sum(h, "dposition", e->dposition, dposition, positions, tolerance(1e-6));
     expect_close_to_sum(h, "dtype", e->dtype, dtype, types, tolerance(1e-6));
-}
-
-// The form with layernorm: its sum against the plain form's without dropout, the rest of that sum as it is stored.
-static void test_embedding_layernorm(Harness* h, const int* lengths, int count, int C, int types, double p) {
-    EmbeddingSizes sizes = {19, 80, types, C, -1};
-    case_begin(h, "embedding/layernorm T=%d,%d,%d C=%d types=%d p=%g", lengths[0], lengths[1], lengths[2], C, types, p);
-    EmbeddingCase e = embedding_case(h, lengths, count, sizes, p, SET, SET);
-    real *x = copy_of(h, e.x), *sum = copy_of(h, e.e), *mean = copy_of(h, e.mean), *rstd = copy_of(h, e.rstd);
-    Array written[] = {e.x, e.e, e.mean, e.rstd};
-    EmbeddingInputs in = {e.tokens, e.types, &e.s};
-    EmbeddingRefTables tables = {e.word.host, e.position.host, types ? e.type.host : NULL};
-    EmbeddingRefNorm norm = {e.w.host, e.b.host, 1e-12};
-    LayerNormStats stats = {mean, rstd};
-    embedding_forward_ref(sum, in, tables, C, dropout_make(0, 0, 0, 0, 0, &e.s));
-    expect_same_for_any_threads(h, "layernorm", embedding_run_layernorm, &e, written, 4);
-    expect_close(h, "e", e.e, sum, tolerance(3e-7));
-    embedding_layernorm_forward_ref(x, e.e.host, stats, norm, &e.s, C, e.dropout);
-    expect_close(h, "mean", e.mean, mean, tolerance(1e-6));
-    // One channel: the variance is 0, and what is left of it is multiplied by 1e6, as is its rounding.
-    if (C > 1) expect_close(h, "rstd", e.rstd, rstd, tolerance(2e-6));
-    expect_close(h, "x", e.x, x, tolerance(1e-5));
-    case_end(h);
 }
 
 // How the tokens of a case lie: the rows of equal ones are added up, in one chunk of the sorted list or in many.
@@ -225,8 +187,6 @@ static void test_embedding_bytes(Harness* h, Mode word_mode, Mode mode) {
     case_begin(h, "embedding/bytes %s %s", mode_name(word_mode), mode_name(mode));
     EmbeddingCase e = embedding_case(h, lengths, COUNT_OF(lengths), sizes, 0, word_mode, mode);
     expect_bytes(h, "embedding_forward", embedding_run_forward, &e, (10 + 5 + 2 + 10) * C * sizeof(floatX));
-    expect_bytes(h, "embedding_layernorm_forward", embedding_run_layernorm, &e,
-                 (10 + 5 + 2 + 2 * 10) * C * sizeof(floatX) + 2 * 10 * sizeof(real));
     expect_bytes(h, "embedding_backward", embedding_run_backward, &e,
                  10 * C * sizeof(floatX) + (words + others) * C * sizeof(real));
     case_end(h);
@@ -254,13 +214,6 @@ static void test_embedding_both(Harness* h, int variants) {
 
 static void test_embedding(Harness* h) {
     test_embedding_both(h, 4);
-    static const int norm_widths[] = {1, 33, 48, 520, 768, 1024, 1032, 1600, 1601};  // each width of a team on the GPU
-    for (size_t i = 0; i < COUNT_OF(EMBEDDING_LENGTHS); i++)
-        for (size_t j = 0; j < COUNT_OF(norm_widths); j++)
-            for (int variant = 0; variant < 2; variant++)
-                test_embedding_layernorm(h, EMBEDDING_LENGTHS[i], EMBEDDING_LENGTHS[i][1] ? 3 : 1, norm_widths[j],
-                                         variant ? 2 : 0, variant ? 0.3 : 0);
-
     test_embedding_lists(h);
     for (int k = 0; k < 4; k++) test_embedding_bytes(h, k % 2 ? ADD : SET, k / 2 ? ADD : SET);
 }
@@ -325,9 +278,6 @@ static void bench_embedding(Harness* h) {
         double seconds = bench_seconds(h, embedding_run_forward, &e);
         bench_report(h, "embedding_forward", shapes, seconds, EMBEDDING_FORWARD_FLOPS(N, C),
                      EMBEDDING_FORWARD_BYTES(N, sizes));
-        seconds = bench_seconds(h, embedding_run_layernorm, &e);
-        bench_report(h, "embedding_layernorm", shapes, seconds, EMBEDDING_LAYERNORM_FORWARD_FLOPS(N, C),
-                     EMBEDDING_LAYERNORM_FORWARD_BYTES(N, sizes));
         seconds = bench_seconds(h, embedding_run_backward, &e);
         bench_report(h, "embedding_backward", shapes, seconds, EMBEDDING_BACKWARD_FLOPS(N, C),
                      EMBEDDING_BACKWARD_BYTES(N, sizes, ADD, ADD));

@@ -105,12 +105,6 @@ static inline void layernorm_run_residual_backward(void* state) {
                                 k->ctx);
 }
 
-static inline void layernorm_run_dropout_backward(void* state) {
-    LayernormCase* k = (LayernormCase*)state;
-    layernorm_dropout_backward(k->dx.device, layernorm_grads(k->dw, k->db), layernorm_inputs(k, k->x), k->dropout,
-                               k->d_mode, k->ctx);
-}
-
 // What a comparison of dx is relative to: it subtracts terms of the size of rstd * dy * w.
 static inline real* layernorm_dx_scale(Harness* h, LayernormCase* k, const real* dx) {
     real* scale = copy_of(h, k->dx);
@@ -162,40 +156,6 @@ static inline void test_residual_layernorm_backward(Harness* h, int N, int C, Mo
     expect_close_to_sum(h, "dbias", k->dbias, dbias, scale, tolerance(2e-6));
     expect_close_to_sum(h, "dw", k->dw, dw, scale_w, tolerance(2e-6));
     expect_close_to_sum(h, "db", k->db, db, scale_b, tolerance(2e-6));
-    case_end(h);
-}
-
-// dy through dropout, as dropout_backward() would store it.
-static inline void layernorm_dropped(const LayernormCase* k, real* dy) {
-    for (int n = 0; n < k->size.N; n++)
-        for (int c = 0; c < k->size.C; c++) {
-            double factor = dropout_factor_ref(k->dropout, k->sequences.sequence[n], k->sequences.position[n], c);
-            dy[(size_t)n * (size_t)k->size.C + (size_t)c] *= (real)factor;
-        }
-}
-
-// The form for y = dropout(LN(x)) against the plain form's reference, given the gradient that dropout leaves.
-static inline void test_layernorm_dropout_backward(Harness* h, int N, int C, Mode d_mode, double p) {
-    case_begin(h, "layernorm/dropout_backward N=%d C=%d dw %s p=%g", N, C, mode_name(d_mode), p);
-    LayernormCase* k = layernorm_case(h, N, C, SET, d_mode, p);
-    layernorm_run_forward(k);
-    array_download(k->mean);
-    array_download(k->rstd);
-    real *dx = copy_of(h, k->dx), *dw = copy_of(h, k->dw), *db = copy_of(h, k->db), *dy = copy_of(h, k->dy);
-    layernorm_dropped(k, dy);
-    LayerNormRefInputs in = layernorm_ref_inputs(k);
-    in.dy = dy;
-    layernorm_backward_ref(dx, layernorm_ref_grads(dw, db), in, SET, d_mode);
-    real *scale_x = layernorm_dx_scale(h, k, dx), *scale_w = copy_of(h, k->dw), *scale_b = copy_of(h, k->db);
-    layernorm_sum_scales(k, scale_w, scale_b);
-    Array written[] = {k->dx, k->dw, k->db};
-    expect_same_for_any_threads(h, "dropout_backward", layernorm_run_dropout_backward, k, written, 3);
-    array_download(k->dx);
-    // dy is rounded to floatX after dropout, as dx is in the end
-    double rounded = p > 0 ? array_rounding(k->dx) : 0;
-    expect_close_to_sum(h, "dx", k->dx, dx, scale_x, tolerance(2e-6) + 4 * rounded);
-    expect_close_to_sum(h, "dw", k->dw, dw, scale_w, tolerance(2e-6) + 2 * rounded);
-    expect_close_to_sum(h, "db", k->db, db, scale_b, tolerance(2e-6) + 2 * rounded);
     case_end(h);
 }
 
@@ -255,17 +215,6 @@ static inline void test_layernorm_in_place(Harness* h) {
     real *dx = copy_of(h, k->dx), *dw = copy_of(h, k->dw);
     k->dx = k->dy;
     layernorm_run_backward(k);
-    expect_equal(h, "dx", k->dx, dx);
-    expect_equal(h, "dw", k->dw, dw);
-    case_end(h);
-
-    case_begin(h, "layernorm/dropout_backward in place");
-    k = layernorm_case(h, 17, 1032, SET, SET, 0.3);
-    layernorm_run_forward(k);
-    layernorm_run_dropout_backward(k);
-    dx = copy_of(h, k->dx), dw = copy_of(h, k->dw);
-    k->dx = k->dy;
-    layernorm_run_dropout_backward(k);
     expect_equal(h, "dx", k->dx, dx);
     expect_equal(h, "dw", k->dw, dw);
     case_end(h);
@@ -348,7 +297,6 @@ static inline void test_layernorm_fused(Harness* h, int N, int C) {
         Mode dx_mode = modes & 1 ? ADD : SET, d_mode = modes & 2 ? ADD : SET;
         for (int dropped = 0; dropped < 2; dropped++)
             test_residual_layernorm_backward(h, N, C, dx_mode, d_mode, dropped ? 0.3 : 0);
-        if (dx_mode == SET) test_layernorm_dropout_backward(h, N, C, d_mode, 0.3);
     }
 }
 
@@ -425,8 +373,6 @@ static inline void bench_layernorm(Harness* h) {
         layernorm_run_forward(k);
         bench_report(h, "layernorm_backward", shapes, bench_seconds(h, layernorm_run_backward, k),
                      LAYERNORM_BACKWARD_FLOPS(N, C), LAYERNORM_BACKWARD_BYTES(N, C, ADD));
-        bench_report(h, "layernorm_dropout_backward", shapes, bench_seconds(h, layernorm_run_dropout_backward, k),
-                     LAYERNORM_DROPOUT_BACKWARD_FLOPS(N, C), LAYERNORM_BACKWARD_BYTES(N, C, SET));
         for (int modes = 0; modes < 4; modes++) {  // of dx; dropout is still on
             char name[48];
             k->dx_mode = modes & 1 ? ADD : SET;

@@ -43,7 +43,7 @@ static inline int recommender_rows(Flag* table, int rows, const char* const* oth
         memmove(row, row + 1, (size_t)(table + --rows - row) * sizeof *row);
     }
     settings_help(table, rows, "--batch", "Samples per step.");
-    settings_most(table, rows, "--batch", RECOMMENDER_MOST_SAMPLES);
+    settings_find(table, rows, "--batch")->max = RECOMMENDER_MOST_SAMPLES;
     return rows;
 }
 

@@ -71,7 +71,8 @@ static Bench* bench_open(Config config, int B) {
     model_plan(&b->m, config, B);
     model_buffers_alloc(&b->m.buffers, &b->ctx);
     model_alloc(&b->m, &b->ctx);
-    optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
+    optimizer_init_shard(&b->o, &b->m.buffers.table, (UpdateSettings){.kind = ADAMW, .master = WITH_MASTER},
+                         tensors_updated(&b->m.buffers.table), &b->ctx);
     return b;
 }
 

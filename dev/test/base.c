@@ -898,34 +898,6 @@ static void test_log_time_left(Tests* t) {
     free(text), free(path), free(directory);
 }
 
-static void test_log_progress(Tests* t) {
-    static const struct {
-        double done, all, now;
-        const char* want;
-    } seen[] = {{1, 5, 100, ""},
-                {2, 5, 100.4, ""},  // a stage that ends soon is not shown
-                {3, 5, 102, "\rset: 60.0 %, 00:02 left\033[K"},
-                {4, 5, 102.3, ""},  // not so often
-                {5, 5, 103, "\r\033[K"},
-                {5, 5, 103, ""},
-                {1, 9, 110, ""},  // another stage, which another one follows before its end
-                {2, 9, 120, "\rset: 22.2 %, 01:10 left\033[K"},
-                {0, 4, 121, ""},
-                {1, 4, 122, "\rset: 25.0 %, 00:03 left\033[K"},
-                {6, 4, 123, "\r\033[K"}};
-    LogProgress p;
-    memset(&p, 0, sizeof p);
-    for (size_t i = 0; i < COUNT_OF(seen); i++) {
-        char *text = NULL, *name = xprintf("log/progress, %zu", i);
-        size_t size = 0;
-        FILE* out = open_memstream(&text, &size);
-        log_progress(&p, out, "set", seen[i].done, seen[i].all, seen[i].now);
-        fclose(out);
-        expect(t, strcmp(text, seen[i].want) == 0, name, "'%s'", text);
-        free(text), free(name);
-    }
-}
-
 // Control groups in a folder: which files there are, and the threads of 8 CPUs.
 static void test_cpu_share(Tests* t) {
     static const struct {
@@ -1007,7 +979,6 @@ int main(int argc, char** argv) {
     test_schedule(&t);
     test_log(&t);
     test_log_formats(&t);
-    test_log_progress(&t);
     test_log_time_left(&t);
     test_svg(&t);
     return tests_close(&t);

@@ -16,7 +16,8 @@ static void bench_open_fp8(Bench* b, Config config, int B, int T, int recompute,
     fp8_state_plan(&b->m.buffers.fp8, &b->m.buffers.table, b->m.N);
     model_buffers_alloc(&b->m.buffers, &b->ctx);
     lm_input_alloc(&b->m.in, B, T, &b->ctx);
-    optimizer_init(&b->o, &b->m.buffers.table, ADAMW, WITH_MASTER, &b->ctx);
+    optimizer_init_shard(&b->o, &b->m.buffers.table, (UpdateSettings){.kind = ADAMW, .master = WITH_MASTER},
+                         tensors_updated(&b->m.buffers.table), &b->ctx);
     b->m.buffers.master = b->o.master;
     WeightRules rules = weight_rules(&config);
     model_buffers_init(&b->m.buffers, &b->o, &rules, seed, &b->ctx);

@@ -243,16 +243,6 @@ for optimizer in adamw lamb; do
     verdict "--eps, the smallest, $optimizer" "$why"
 done
 refused '--evaluate 1 -y 1 without a run' 2 'new: has no complete checkpoint; ' -y 1 --evaluate 1 -m 1 -o "$box/new"
-if command -v script >/dev/null; then  # script provides a terminal
-    # Slow enough to take at least a second on any machine.
-    script -qec "$PROGRAM -e L=6,C=256,NH=4,T=256 --evaluate 1 -m 12 --threads 1" /dev/null </dev/null >"$work/stdout"
-    why=
-    grep -Eq 'validation: [0-9.]+ %, [0-9:]+ left' "$work/stdout" || why='no progress'
-    tail -n 1 "$work/stdout" | grep -aq $'\r\033\[Kval loss ' || why=${why:-'the progress line remains'}
-    verdict '--evaluate 1 at a terminal' "$why"
-else
-    skip '--evaluate 1 at a terminal' 'there is no program script'
-fi
 accepted '--overwrite 1 on a used output' "${TINY[@]}" -x 1 -o "$box/off" --overwrite 1
 
 # ---------------------------------------------------------------------------------------------------------

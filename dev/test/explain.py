@@ -148,8 +148,6 @@ def check_ops(page, tensors):
     for op in page["ops"]:
         if not op.get("formula"):
             return f"{op['op']} has no formula"
-        if not re.search(rf"\b{op['op']}\(", open(op["file"]).read()):
-            return f"{op['file']} has no {op['op']}()"
     return ""
 
 
@@ -250,21 +248,6 @@ def check_gpt2(program, model, work):
     run(program, "-e", model, "-o", f"{work}/gpt2", "--explain", "A")
     verdict("--explain-tensors 0: no tensors of an earlier text are left", "" if os.listdir(f"{work}/gpt2/explain") == ["explain.html"] else "there are")
     verdict("--explain-tensors 0: the page alone", "" if os.listdir(f"{work}/page_only/explain") == ["explain.html"] else "other files")
-
-
-def check_profile(program, work):
-    """Times of a profile in -o."""
-    out = f"{work}/profiled"
-    run(program, "-e", "L=2,C=16,NH=2,T=32", "-x", "3", "-v", "0", "-s", "0", "-n", "0", "--profile", "1", "--profile-warmup", "1", "-o", out)
-    done = run(program, "-e", out, "-o", out, "--explain", "Anna takes the ball.")
-    page = read_page(f"{out}/explain/explain.html")[1] if done.returncode == 0 else {"ops": []}
-    without = [op["op"] for op in page["ops"] if not op.get("ms", 0) > 0]
-    lines = [line.split(",") for line in open(f"{out}/profile/kernels.csv").read().split("\n")[1:] if line]
-    us = open(f"{out}/profile/kernels.csv").readline().split(",").index("us")
-    want = sum(float(x[us]) for x in lines if x[1:4] == ["forward", "1", "attention_forward"])
-    got = [op["ms"] for op in page["ops"] if (op["op"], op["layer"]) == ("attention_forward", 1) and "ms" in op]
-    verdict("a profile: every op has its time", ", ".join(without) or ("" if page["ops"] else done.stderr.decode()))
-    verdict("a profile: the time is the profile's", difference(got, [1e-3 * want], 1e-4))
 
 
 def check_resumed(gpt2, bert, work):
@@ -391,7 +374,6 @@ def main():
             done = run(program, "-e", "L=2,C=16,NH=2,T=32", *quiet, "-i", f"{corpus}/train.bin", "-o", f"{work}/{name}")
             verdict(f"a model of {os.path.basename(program)}", done.stderr.decode() if done.returncode else "")
         check_gpt2(gpt2, f"{work}/m", work)
-        check_profile(gpt2, work)
         check_resumed(gpt2, bert, work)
         check_bert(bert, f"{work}/mb", work)
         check_refusals(gpt2, bert, f"{work}/m", f"{work}/mb", work)

@@ -2,6 +2,7 @@
 #ifndef FUZZ_BINARY_H
 #define FUZZ_BINARY_H
 
+#include "dev/data/corpus_files.h"
 #include "fuzz_readers.h"
 #include "llmc/data/files/llmc_files.h"
 #include "llmc/data/lm/batch_lm.h"

@@ -128,7 +128,7 @@ static Trainer* fuzz_steps(int argc, char** argv, int64_t steps, int limit) {
     fuzz_check_plan(r);
     fuzz_check_session(r);
     session_begin(session, &r->run.log);
-    steps_begin(&r->run.steps, session, &r->run.grad_sync, NULL);
+    steps_begin(&r->run.steps, session, &r->run.grad_sync);
     r->run.schedule = session_schedule(session);
     int64_t last = session->last < session->step + steps ? session->last : session->step + steps;
     if ((int64_t)r->model.N * r->run.micro_steps > limit) last = session->step;

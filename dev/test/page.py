@@ -56,7 +56,7 @@ function checkTable(table, section) {
     let order = table.rows.map((_, i) => i);
     const shows = (name) => {
         const got = rowsIn(section);
-        check(name, got.length >= Math.min(order.length, 50) && got.every((row, i) => row === order[i]), got.slice(0, 20));
+        check(name, got.length === order.length && got.every((row, i) => row === order[i]), got.slice(0, 20));
     };
     shows(`${table.id}: rows in order`);
     columns.forEach(({ name, type, c }, place) => {
@@ -72,13 +72,6 @@ function checkTable(table, section) {
     const wrong = all("tr[data-row]", section).flatMap((tr) => columns.map(({ c }, place) => [table.rows[tr.dataset.row][c], tr.cells[place]]))
         .find(([value, td]) => td.children.length !== all("wbr", td).length || (typeof value === "string" && td.textContent !== value));
     check(`${table.id}: cells`, !wrong, wrong && wrong[0]);
-    const box = section.querySelector(".box");
-    if (order.length > 200) {
-        box.scrollTop = box.scrollHeight;
-        const was = rowsIn(section).length;
-        box.dispatchEvent(new Event("scroll"));
-        check(`${table.id}: more rows when scrolled`, rowsIn(section).length > was);
-    }
 }
 function checkFilters(kernels, section) {
     const place = (name) => kernels.columns.findIndex(([column]) => column === name);
@@ -89,7 +82,7 @@ function checkFilters(kernels, section) {
         for (const option of [...control.options].slice(1, 20)) {
             set(control, option.value);
             const left = kernels.rows.filter((row) => (row[place(name)] ?? null) === JSON.parse(option.value)).length;
-            same(`filter ${name} ${option.value}`, [count(), rowsIn(section).length >= Math.min(left, 50)], [left, true]);
+            same(`filter ${name} ${option.value}`, [count(), rowsIn(section).length], [left, left]);
         }
         set(control, "");
     }
@@ -114,11 +107,10 @@ async function checkTimeline(kernels, section) {
     same("timeline: marks its row", picked(), 1);
     for (const name of [",", ".", "Enter", "ArrowLeft", "ArrowRight", "-", "Escape", "0"]) key(canvas, name);
     check("timeline: as before", start === (await drawn()) && picked() === 0);
-    for (const button of all("#timeline button")) {
+    for (const name of ["+", "-", "+", "ArrowLeft", "ArrowRight", "Enter", "."]) {
         const was = await drawn() + picked();
-        if (button.dataset.do === "left") all("#timeline button[data-do=in]")[0].click();
-        button.click();
-        if (!/whole|previous/.test(button.dataset.do)) check(`timeline: button ${button.dataset.do}`, was !== (await drawn()) + picked());
+        key(canvas, name);
+        check(`timeline: key ${name}`, was !== (await drawn()) + picked());
     }
     canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: 600, clientY: canvas.getBoundingClientRect().top + 70 }));
     check("timeline: pointer", /under the pointer|picked|longest/.test(document.querySelector("#timeline .details").textContent));
@@ -138,9 +130,6 @@ function checkRoofline(ops) {
         const values = /^[a-z_]+ /.test(words) ? words.trim().split(" ").slice(1) : [];
         check("roofline: whole values in a label", values.every((value) => label.split(/,? /).includes(value)), words);
     }
-    const boxes = all("#roofline svg > g:not(.point) text").map((text) => text.getBBox());
-    const isOver = (a, b) => a.x < b.x + b.width - 2 && b.x < a.x + a.width - 2 && a.y < b.y + b.height - 4 && b.y < a.y + a.height - 4;
-    check("roofline: labels apart", !boxes.some((a, i) => boxes.some((b, j) => i < j && isOver(a, b))));
 }
 // The parts are in per cent of the step, as in the table, and say that it is all of it.
 function checkStrip(kinds, step) {
@@ -170,10 +159,6 @@ async function checkPage() {
     wanted.forEach((table, i) => checkTable(table, all("#tables > section")[i]));
     if (kernels && kernels.rows.length) checkFilters(kernels, section);
     if (ops) checkRoofline(ops);
-    dispatchEvent(new Event("beforeprint"));
-    same("all rows are printed", all("tr[data-row]").length, wanted.reduce((sum, table) => sum + table.rows.length, 0));
-    same("white on paper", getComputedStyle(document.body).backgroundColor, "rgb(255, 255, 255)");
-    dispatchEvent(new Event("afterprint"));
     same("foreign elements", all("img, iframe, object, embed, link[href^=http], script[src]").length, 0);
     same("scripts", all("script").length, 4);
     same("requests", performance.getEntriesByType("resource").length, 0);
@@ -257,9 +242,7 @@ def run(browser, name, page):
         with open(path, "w", encoding="utf-8") as f:
             f.write(page[:head] + LISTEN + page[head:body] + CHECK + page[body:])
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--enable-logging=stderr",
-               "--blink-settings=preferredColorScheme=0",  # dark, so that what is printed white shows to be so
-              
-                   "--user-data-dir=" + folder, "--virtual-time-budget=60000", "--dump-dom", "file://" + path]
+               "--user-data-dir=" + folder, "--virtual-time-budget=60000", "--dump-dom", "file://" + path]
         try:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
         except subprocess.TimeoutExpired:

@@ -3,6 +3,7 @@
  *
  * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 
+#include "dev/data/corpus_files.h"
 #include "dev/test/tests.h"
 #include "llmc/run/lm_data.h"
 #include "llmc/run/mlm_data.h"

@@ -586,20 +586,17 @@ static void report_open(ProfileReport* r, ProfileStep steps[2]) {
     r->title = xprintf("%s", TITLE);
     r->step = &steps[0], r->peaks = PEAKS;
     r->accounting = profile_account(r->step);
-    r->times.plain = r->times.at_limit = (double)NAN, r->times.profiled = steps[0].seconds;
+    r->times.plain = (double)NAN, r->times.profiled = steps[0].seconds;
     report_fact(r, "GPU", xprintf("one | <b>\n"));
     report_fact(r, "step", xprintf("1 of 2"));
     r->losses = profile_losses(r->step, &PEAKS, 0, 5, &r->loss_count);
     double span = r->accounting.span;
     profile_table_accounting(report_table(r), r->step, &r->accounting, r->times);
-    profile_table_directions(report_table(r), r->step, span);
     profile_table_kinds(report_table(r), r->step, span);
     profile_table_layers(report_table(r), r->step, span);
     profile_table_ops(report_table(r), r->step, span);
-    profile_table_kernel_names(report_table(r), r->step, span);
     profile_table_kernels(report_table(r), r->step);
     profile_table_gaps(report_table(r), r->step);
-    profile_table_steps(report_table(r), steps, 2, 8);
 }
 
 static void report_end(ProfileReport* r, ProfileStep steps[2]) {
@@ -609,12 +606,11 @@ static void report_end(ProfileReport* r, ProfileStep steps[2]) {
 
 // Every grouping counts each row once.
 static void test_sums(Tests* t, const ProfileReport* r) {
-    static const char* const ids[] = {"directions", "kinds", "layers", "ops", "kernel_names"};
+    static const char* const ids[] = {"kinds", "layers", "ops"};
     for (size_t i = 0; i < COUNT_OF(ids); i++) {
         const Table* table = report_find(r, ids[i]);
-        int has_lost = strcmp(ids[i], "kernel_names") != 0;
         char* name = xprintf("sums/%s", ids[i]);
-        double ms = table_sum(table, "ms"), lost = has_lost ? table_sum(table, "lost_ms") : 5.6e-3;
+        double ms = table_sum(table, "ms"), lost = table_sum(table, "lost_ms");
         double rows = table_sum(table, strcmp(ids[i], "ops") ? "rows" : "kernels");
         expect(t, fabs(ms - 43.3e-3) < 1e-9 && fabs(lost - 5.6e-3) < 1e-9 && rows == 12, name, "%g, lost %g, %g", ms,
                lost, rows);
@@ -687,13 +683,12 @@ static void test_same(Tests* t) {
     ProfileRow a = profile_row(NULL), b = a;
     a.op = b.op = "op", a.layer = 1, b.layer = 2;
     snprintf(a.shapes, sizeof a.shapes, "N=1"), snprintf(b.shapes, sizeof b.shapes, "N=1");
-    int same =
-        profile_is_same(&a, &b, BY_OP) && profile_is_same(&a, &b, BY_KERNEL) && !profile_is_same(&a, &b, BY_LAYER);
+    int same = profile_is_same(&a, &b, BY_OP) && !profile_is_same(&a, &b, BY_LAYER);
     snprintf(b.shapes, sizeof b.shapes, "N=2");
-    same &= !profile_is_same(&a, &b, BY_OP) && profile_is_same(&a, &b, BY_KERNEL);
+    same &= !profile_is_same(&a, &b, BY_OP);
     snprintf(b.shapes, sizeof b.shapes, "N=1");
     b.direction = BACKWARD;
-    same &= !profile_is_same(&a, &b, BY_OP) && !profile_is_same(&a, &b, BY_DIRECTION);
+    same &= !profile_is_same(&a, &b, BY_OP);
     expect(t, same, "groups/ops are equal by direction, name and shapes", "not so");
 }
 
@@ -922,79 +917,6 @@ static void test_stages(Tests* t) {
                     profiler_reads_at_once(&p, 15) && !profiler_reads_at_once(&p, 16),
                 "stages/one more step is captured");
     profiler_close(&p);
-}
-
-// A GPU whose counter and clock a test sets.
-typedef struct {
-    double joules;
-    unsigned mhz, limit;  // limit 0: NVML does not know it
-    int reads;            // of its counter
-} MadeGpu;
-
-static int made_total(void* device, unsigned long long* mj) {
-    ((MadeGpu*)device)->reads++;
-    *mj = (unsigned long long)(1e3 * ((MadeGpu*)device)->joules + 0.5);
-    return 0;
-}
-
-static int made_clock(void* device, int kind, unsigned* mhz) {
-    *mhz = ((MadeGpu*)device)->mhz;
-    return kind != 1;  // of the multiprocessors
-}
-
-static int made_limit(void* device, unsigned* mw) {
-    *mw = 1000 * ((MadeGpu*)device)->limit;
-    return *mw == 0;
-}
-
-// Three warm-up steps, of which the first needs most, and two plain ones; later ones are not measured.
-static void test_energy(Tests* t) {
-    Filled f;
-    MadeGpu gpu = {.joules = 1e6, .mhz = 1980, .limit = 700};
-    EnergyMeter meter = {.device = &gpu, .total = made_total, .clock = made_clock, .limit = made_limit};
-    filled_open(&f);
-    Profiler* p = &f.profiler;
-    p->warmup = 3, p->count = 2, p->plain_count = 0, p->meter = &meter;
-    f.run.tokens = 6600;
-    for (int64_t step = 0; step < 7; step++) {
-        gpu.joules += step == 0 ? 5000 : step < 3 ? 50 : step < 5 ? 110 + 20 * (double)(step - 3) : 7000;
-        gpu.mhz = step < 3 ? 1980 : step == 3 ? 1500 : 1600;
-        profiler_step_took(p, p->first + step, 44e-6);
-    }
-    expect(t, near_to(p->energy.joules, 85) && near_to(p->energy.mhz, 1550),
-           "energy/warm-up steps if plain ones are short", "%g J, %g MHz", p->energy.joules, p->energy.mhz);
-    expect(t, gpu.reads == 2, "energy/the counter is not read at each step", "%d times", gpu.reads);
-    p->energy.seconds = 1.2, p->energy.joules = 66, p->energy.watts = 660;
-    expect_fact(
-        t, "energy/fact", &f, "energy",
-        "66 J a step at 660 W and 1550 MHz, the mean of 1.2 s; 100 tokens a joule; at the limit of 700 W a step "
-        "takes 94.286 ms");
-    expect(t,
-           near_to(f.report.times.at_limit, 66.0 / 700) &&
-               table_find(report_find(&f.report, "accounting"), "what",
-                          "step at the power limit: its energy / the limit") >= 0,
-           "energy/a step at the limit", "%g s", f.report.times.at_limit);
-    f.group.size = 2, gpu.limit = 0;
-    profiler_fact_energy(&f.report, p, &f.run);
-    const char* text = f.report.facts[f.report.fact_count - 1].text;
-    expect(t, strstr(text, "; 50 tokens a joule") && isnan(f.report.times.at_limit),
-           "energy/of one of two ranks, no limit", "%s", text);
-    p->energy.seconds = 0.35, gpu.limit = 700;
-    profiler_fact_energy(&f.report, p, &f.run);
-    text = f.report.facts[f.report.fact_count - 1].text;
-    expect(t,
-           strcmp(text, "not measured: NVML's counter needs 1 s of steps, these took 0.35; raise --profile-warmup") ==
-               0,
-           "energy/too short", "%s", text);
-    expect_that(t, isnan(f.report.times.at_limit), "energy/no figure of a short sample");
-    f.group.size = 1;
-    profiler_pause(p);
-    p->first += 5, p->warmup = 0, p->plain_count = 0;
-    profiler_step_took(p, p->first, 44e-6);
-    expect_fact(t, "energy/one step after a pause is no measurement", &f, "energy", "");
-    p->meter = NULL;
-    expect_fact(t, "energy/no meter", &f, "energy", "");
-    filled_close(&f);
 }
 
 // The calls of a made-up step, each op by itself at another power.
@@ -1343,7 +1265,7 @@ static void test_files_of_ops(Tests* t) {
     char* csv = file_of(directory, "kernels.csv");
     expect(t, near_to(r.accounting.gap[GAP_SWITCH], 1e-6) && near_to(r.accounting.kernels, 3e-6),
            "files/gaps between ops do not wait for the host", "%g", r.accounting.gap[GAP_SWITCH]);
-    ProfileTimes times = {NAN, NAN, NAN};
+    ProfileTimes times = {NAN, NAN};
     Table accounting, gaps;
     size_t count;
     profile_table_accounting(&accounting, &step, &r.accounting, times), profile_table_gaps(&gaps, &step);
@@ -1396,7 +1318,6 @@ int main(void) {
     test_stages(&t);
     test_words(&t);
     test_facts(&t);
-    test_energy(&t);
     test_op_energies(&t);
     test_memory(&t);
     test_ranks(&t);

@@ -23,14 +23,6 @@
 #include "llmc/base/loss_svg.h"
 #include "llmc/base/run_lock.h"
 
-// The progress of a stage, shown on one terminal line that is overwritten.
-typedef struct {
-    int is_on;            // a stage is in progress
-    int is_shown;         // the line has been printed
-    double first, begun;  // amount done when the stage was first seen, and the time of that
-    double last, at;      // amount done when it was last seen, and the time when the line was last printed
-} LogProgress;
-
 // The newest value of an evaluation, by its key in log.jsonl: "val_loss", "exam_acc", ...
 enum { LOG_KEY = 48 };
 
@@ -52,7 +44,6 @@ typedef struct {
     Text last;  // of a resumed run: the log lines of the step that it resumes from
     LogResult* results;
     size_t result_count, result_capacity;
-    LogProgress progress;
 } Log;
 
 // One optimizer step of `steps`, counted from 1. mfu is a fraction; NaN or 0 if unknown.
@@ -221,28 +212,6 @@ static inline void format_duration(char out[32], double seconds) {
     if (s >= 86400) snprintf(out, 32, "%lldd %02lld:%02lld h", s / 86400, s / 3600 % 24, s / 60 % 60);
     else if (s >= 3600) snprintf(out, 32, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
     else snprintf(out, 32, "%02lld:%02lld", s / 60, s % 60);
-}
-
-// At time `now`, `done` of `all` is done. A smaller `done` than before starts a new stage; done == all ends it. Prints
-// nothing in the first half second, then twice a second.
-static inline void log_progress(LogProgress* p, FILE* out, const char* what, double done, double all, double now) {
-    char left[32];
-    if (!p->is_on || done < p->last) {
-        LogProgress begins = {
-            .is_on = 1, .is_shown = p->is_shown, .first = done, .begun = now, .last = done, .at = now};
-        *p = begins;
-    }
-    p->last = done;
-    if (done >= all) {
-        if (p->is_shown) fprintf(out, "\r\033[K"), fflush(out);
-        p->is_on = p->is_shown = 0;
-        return;
-    }
-    if (now - p->at < 0.5 || done <= p->first) return;
-    format_duration(left, (now - p->begun) * (all - done) / (done - p->first));
-    fprintf(out, "\r%s: %.1f %%, %s left\033[K", what, 100 * done / all, left);
-    fflush(out);
-    p->at = now, p->is_shown = 1;
 }
 
 // "step   12/300", with the same width for every step.

@@ -45,18 +45,6 @@ typedef struct {
     int starts_anew;  // to load: skip the average of another run's weights
 } Checkpoints;
 
-// ---------------------------------------------------------------------------------------------------------
-// Ranks; a `group` of NULL stands for one rank
-
-static inline int checkpoint_rank(const ProcessGroup* group) { return group ? group->rank : 0; }
-static inline int checkpoint_ranks(const ProcessGroup* group) { return group ? group->size : 1; }
-
-// All-gather `bytes` of every rank: all[ranks][bytes].
-static inline void checkpoint_gather(const ProcessGroup* group, void* all, const void* mine, size_t bytes) {
-    if (checkpoint_ranks(group) > 1) group_gather(group, all, mine, bytes);
-    else memcpy(all, mine, bytes);
-}
-
 // End all ranks. Rank 0 prints the reason. All ranks call it.
 __attribute__((format(printf, 3, 4), noreturn)) static inline void checkpoint_die(const ProcessGroup* group, int status,
                                                                                   const char* format, ...) {
@@ -65,7 +53,7 @@ __attribute__((format(printf, 3, 4), noreturn)) static inline void checkpoint_di
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    if (checkpoint_ranks(group) == 1) die(status, "%s", line);
+    if (group->size == 1) die(status, "%s", line);
     if (group->rank == 0) fprintf(stderr, "error: %s\n", line);
     group_exit(group, status);
 }

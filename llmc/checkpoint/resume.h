@@ -17,7 +17,7 @@ typedef struct {
 
 // Check this rank's share of the files, every `ranks`th, against the manifest.
 static inline CheckpointFinding checkpoint_examine(const char* dir, const ProcessGroup* group) {
-    int rank = checkpoint_rank(group), ranks = checkpoint_ranks(group);
+    int rank = group->rank, ranks = group->size;
     CheckpointFinding found;
     CheckpointManifest m;
     memset(&found, 0, sizeof found);
@@ -49,10 +49,10 @@ static inline CheckpointFinding checkpoint_examine(const char* dir, const Proces
 // Check every file of a checkpoint against its manifest; each rank checks a share. Returns 0, or -1 after a warning
 // that names the file. All ranks return the same.
 static inline int checkpoint_verify(const char* dir, const ProcessGroup* group) {
-    int ranks = checkpoint_ranks(group), bad = 0;
+    int ranks = group->size, bad = 0;
     CheckpointFinding mine = checkpoint_examine(dir, group);
     CheckpointFinding* all = (CheckpointFinding*)xmalloc((size_t)ranks * sizeof *all);
-    checkpoint_gather(group, all, &mine, sizeof mine);
+    group_gather(group, all, &mine, sizeof mine);
     for (int r = 1; r < ranks; r++)
         if (all[0].sees && (!all[r].sees || all[r].manifest != all[0].manifest))
             checkpoint_die(
@@ -60,7 +60,7 @@ static inline int checkpoint_verify(const char* dir, const ProcessGroup* group) 
                 "%s: rank %d does not see what rank 0 sees there; -o must be on a file system that all share", dir, r);
     for (int r = 0; r < ranks && !bad; r++) {
         bad = all[r].bad;
-        if (bad && checkpoint_rank(group) == 0) warn("%s; this checkpoint is not used", all[r].why);
+        if (bad && group->rank == 0) warn("%s; this checkpoint is not used", all[r].why);
     }
     free(all);
     return bad ? -1 : 0;
@@ -87,15 +87,15 @@ static inline char* checkpoint_find(const char* out, int64_t* step, int* held, c
     int64_t *steps = NULL, count = 0;
     char* found = NULL;
     *held = -1;
-    if (checkpoint_rank(group) == 0) count = checkpoint_list_held(out, &steps, held);
-    if (checkpoint_ranks(group) > 1) {
+    if (group->rank == 0) count = checkpoint_list_held(out, &steps, held);
+    if (group->size > 1) {
         group_broadcast(group, &count, sizeof count);
         if (!steps) steps = (int64_t*)xcalloc((size_t)count, sizeof *steps);
         group_broadcast(group, steps, (size_t)count * sizeof *steps);
     }
     for (int64_t i = count - 1; i >= 0 && !found; i--) {
         char* dir = checkpoint_path(out, steps[i]);
-        if (checkpoint_rank(group) == 0 && i < count - 1) *held = checkpoint_hold(dir);
+        if (group->rank == 0 && i < count - 1) *held = checkpoint_hold(dir);
         if (checkpoint_verify(dir, group) == 0) {
             found = dir;
             *step = steps[i];

@@ -4,8 +4,7 @@
  * the same step that every file is on the disk, or that one could not be written. Only then rank 0 commits: manifest,
  * flush, rename. One checkpoint is written at a time.
  *
- * Ranks compare a hash of the weights that they all hold. If the hashes differ, the run ends. Tensors that belong to
- * one rank are sent to rank 0, which writes them all as if there were one rank. */
+ * Ranks compare a hash of the weights that they all hold. If the hashes differ, the run ends. */
 #ifndef LLMC_CHECKPOINT_WRITER_H
 #define LLMC_CHECKPOINT_WRITER_H
 
@@ -29,9 +28,9 @@ typedef struct {
 // Zero-initialise it, then call writer_open(). The main thread reads fields that the writing thread sets only after
 // that thread has ended.
 typedef struct {
-    const ProcessGroup* group;  // NULL: alone
-    Log* log;                   // NULL: nothing is reported
-    int64_t saved;              // step of the newest checkpoint; -1: none
+    const ProcessGroup* group;
+    Log* log;       // NULL: nothing is reported
+    int64_t saved;  // step of the newest checkpoint; -1: none
 
     WriterPhase phase;
     Checkpoints c;                              // of the checkpoint that is being written, like the next fields
@@ -54,8 +53,8 @@ typedef struct {
 
 static inline void writer_open(CheckpointWriter* w, const ProcessGroup* group, Log* log, int64_t saved) {
     w->group = group, w->log = log, w->saved = w->step = saved;
-    w->all = (WriterShare*)xcalloc((size_t)checkpoint_ranks(group), sizeof(WriterShare));
-    w->shards = (FileDigest*)xcalloc((size_t)checkpoint_ranks(group), sizeof(FileDigest));
+    w->all = (WriterShare*)xcalloc((size_t)group->size, sizeof(WriterShare));
+    w->shards = (FileDigest*)xcalloc((size_t)group->size, sizeof(FileDigest));
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -96,10 +95,10 @@ static inline uint32_t checkpoint_weights_hash(const TensorPart* part, size_t el
 // Write this rank's file of the optimizer state: a shard, or on rank 0 all of it.
 static inline void writer_write_optimizer(CheckpointWriter* w) {
     const Checkpoints* c = &w->c;
-    int rank = checkpoint_rank(w->group);
+    int rank = w->group->rank;
     char name[CHECKPOINT_NAME];
     if (!w->sharded && rank > 0) return;
-    checkpoint_optimizer_name(name, w->sharded, rank, checkpoint_ranks(w->group));
+    checkpoint_optimizer_name(name, w->sharded, rank, w->group->size);
     char *path = xprintf("%s/%s", w->tmp, name), *task = xprintf("write %s", name);
     int bad = run_lock_check(c->lock);
     if (!bad && w->sharded)
@@ -116,7 +115,7 @@ static inline void writer_write_optimizer(CheckpointWriter* w) {
 // All files are written: add the manifest, check that all files are there, and rename the directory.
 static inline void writer_commit(CheckpointWriter* w) {
     const Checkpoints* c = &w->c;
-    int ranks = checkpoint_ranks(w->group), bad = 0, known = 0;
+    int ranks = w->group->size, bad = 0, known = 0;
     CheckpointFile* files = (CheckpointFile*)xcalloc((size_t)ranks + 1, sizeof *files);
     char* parent = xprintf("%s/ckpt", c->out);
     snprintf(files[known].name, CHECKPOINT_NAME, "model.safetensors");
@@ -161,7 +160,7 @@ static inline void writer_write_thread(void* argument) {
     CheckpointWriter* w = (CheckpointWriter*)argument;
     const Checkpoints* c = &w->c;
     if (w->is_taken) snapshot_wait(&w->snapshot);
-    if (checkpoint_rank(w->group) == 0) {
+    if (w->group->rank == 0) {
         char* model = xprintf("%s/model.safetensors", w->tmp);
         int bad =
             run_lock_check(c->lock) != 0 || tensors_write(model, c->table, &w->weights, 1, &w->model, c->ctx) != 0;
@@ -169,7 +168,7 @@ static inline void writer_write_thread(void* argument) {
         free(model);
     }
     if (!w->mine.error) writer_write_optimizer(w);
-    if (checkpoint_rank(w->group) == 0 && !w->mine.error) {
+    if (w->group->rank == 0 && !w->mine.error) {
         int bad = writer_write_text(w, "config.json", w->config) || writer_write_text(w, "trainer.json", w->trainer) ||
                   (w->card && writer_write_text(w, CHECKPOINT_CARD, w->card));
         if (!bad && c->tokenizer) {
@@ -177,8 +176,7 @@ static inline void writer_write_thread(void* argument) {
             writer_fails(w, bad, "write the tokenizer");
         }
     }
-    if (checkpoint_ranks(w->group) > 1)
-        w->mine.weights = checkpoint_weights_hash(&w->weights, c->table->elements, c->ctx);
+    if (w->group->size > 1) w->mine.weights = checkpoint_weights_hash(&w->weights, c->table->elements, c->ctx);
     else if (!w->mine.error) writer_commit(w);
     w->ended = now_seconds();
 }
@@ -195,11 +193,11 @@ static inline void writer_commit_thread(void* argument) {
 // Report a written checkpoint on the terminal and in log.jsonl: the step loop's lost time in ms, and the time and speed
 // of writing.
 static inline void writer_report(const CheckpointWriter* w) {
-    int ranks = checkpoint_ranks(w->group);
+    int ranks = w->group->size;
     double bytes = (double)w->model.bytes + (double)w->optimizer.bytes, seconds = w->ended - w->began;
     Text t = {NULL, 0, 0};
     for (int r = 0; r < ranks && w->sharded; r++) bytes += (double)w->shards[r].bytes;
-    if (checkpoint_rank(w->group) > 0 || !w->log) return;
+    if (w->group->rank > 0 || !w->log) return;
     printf("checkpoint of step %lld: %.3g GB in %.3g s, %.3g GB/s; training waited %.1f ms", (long long)w->step,
            1e-9 * bytes, seconds, 1e-9 * bytes / seconds, 1e3 * w->lost);
     if (w->waited > 0) printf(", %.1f of them for the write to end", 1e3 * w->waited);
@@ -223,7 +221,7 @@ static inline void writer_report(const CheckpointWriter* w) {
 
 // Finish a checkpoint that is written, or that rank `failed` could not write. Returns 0, or -1 after a warning.
 static inline int writer_end(CheckpointWriter* w, int failed) {
-    int is_first = checkpoint_rank(w->group) == 0, ranks = checkpoint_ranks(w->group);
+    int is_first = w->group->rank == 0, ranks = w->group->size;
     w->phase = WRITER_IDLE;
     if (failed >= 0 && w->all[failed].is_lost) checkpoint_die(w->group, FAILED, RUN_LOCK_LOST, w->c.out);
     if (w->is_taken) {
@@ -250,15 +248,15 @@ static inline int writer_end(CheckpointWriter* w, int failed) {
 
 // The first rank that failed, or -1.
 static inline int writer_failed_rank(const CheckpointWriter* w) {
-    for (int r = 0; r < checkpoint_ranks(w->group); r++)
+    for (int r = 0; r < w->group->size; r++)
         if (w->all[r].error) return r;
     return -1;
 }
 
 static inline void writer_compare_weights(const CheckpointWriter* w) {
-    for (int r = 1; r < checkpoint_ranks(w->group); r++) {
+    for (int r = 1; r < w->group->size; r++) {
         if (w->all[r].weights == w->all[0].weights) continue;
-        if (checkpoint_rank(w->group) == 0) checkpoint_remove(w->c.lock, w->tmp);
+        if (w->group->rank == 0) checkpoint_remove(w->c.lock, w->tmp);
         checkpoint_die(w->group, FAILED,
                        "step %lld: rank %d holds other weights than rank 0 (%08x and %08x); the ranks have diverged",
                        (long long)w->step, r, w->all[r].weights, w->all[0].weights);
@@ -267,11 +265,11 @@ static inline void writer_compare_weights(const CheckpointWriter* w) {
 
 // Poll the threads of all ranks, once per step. Returns 0, or -1 after a warning if the checkpoint has just failed.
 static inline int writer_poll(CheckpointWriter* w) {
-    int ranks = checkpoint_ranks(w->group), is_done = w->phase != WRITER_IDLE && background_is_done(&w->thread);
+    int ranks = w->group->size, is_done = w->phase != WRITER_IDLE && background_is_done(&w->thread);
     WriterShare mine;
     if (w->phase == WRITER_IDLE || (ranks == 1 && !is_done)) return 0;
     memset(&mine, 0, sizeof mine);
-    checkpoint_gather(w->group, w->all, is_done ? &w->mine : &mine, sizeof mine);
+    group_gather(w->group, w->all, is_done ? &w->mine : &mine, sizeof mine);
     for (int r = 0; r < ranks; r++)
         if (!w->all[r].done) return 0;
     background_join(&w->thread);
@@ -280,7 +278,7 @@ static inline int writer_poll(CheckpointWriter* w) {
     writer_compare_weights(w);
     w->phase = WRITER_COMMIT;
     for (int r = 0; r < ranks; r++) w->shards[r] = w->all[r].shard;
-    if (checkpoint_rank(w->group) == 0) background_start(&w->thread, writer_commit_thread, w);
+    if (w->group->rank == 0) background_start(&w->thread, writer_commit_thread, w);
     return 0;
 }
 
@@ -290,7 +288,7 @@ static inline int writer_finish(CheckpointWriter* w) {
     int result = 0;
     while (w->phase != WRITER_IDLE) {
         const struct timespec moment = {.tv_sec = 0, .tv_nsec = 1000000};
-        if (checkpoint_ranks(w->group) == 1) background_join(&w->thread);
+        if (w->group->size == 1) background_join(&w->thread);
         else nanosleep(&moment, NULL);
         double now = now_seconds();
         w->lost += now - began, w->waited += now - began;
@@ -303,7 +301,7 @@ static inline int writer_finish(CheckpointWriter* w) {
 // Take the snapshot. Returns whether there is memory for one.
 static inline int writer_snapshot(CheckpointWriter* w) {
     const Checkpoints* c = &w->c;
-    int writes = w->sharded || checkpoint_rank(w->group) == 0;
+    int writes = w->sharded || w->group->rank == 0;
     const void* sources[SNAPSHOT_BUFFERS] = {c->params};
     size_t bytes[SNAPSHOT_BUFFERS] = {c->table->elements * sizeof(floatX)};
     for (int i = 0; i < w->moment_count && writes; i++) {
@@ -314,7 +312,7 @@ static inline int writer_snapshot(CheckpointWriter* w) {
         snapshot_open(&w->snapshot, bytes, w->group ? max_int(1, w->group->local_size) : 1) != 0) {
         double total = 0;
         for (int i = 0; i < SNAPSHOT_BUFFERS; i++) total += (double)bytes[i];
-        char* who = checkpoint_ranks(w->group) > 1 ? xprintf("rank %d: ", w->group->rank) : xprintf("%s", "");
+        char* who = w->group->size > 1 ? xprintf("rank %d: ", w->group->rank) : xprintf("%s", "");
         warn("%sthe host has no %.2f GB to spare for a snapshot; each checkpoint stops the run until it is written",
              who, 1e-9 * total);
         free(who);
@@ -358,16 +356,16 @@ static inline int writer_begin(CheckpointWriter* w, const Checkpoints* c, int64_
     w->lost = w->waited = 0;
     memset(&w->mine, 0, sizeof w->mine);
     memset(&w->model, 0, sizeof w->model), memset(&w->optimizer, 0, sizeof w->optimizer);
-    if (checkpoint_rank(w->group) == 0) writer_fails(w, writer_make_directory(w) != 0, "create its directory");
+    if (w->group->rank == 0) writer_fails(w, writer_make_directory(w) != 0, "create its directory");
     w->mine.is_shard = c->optimizer->shard.size < c->table->elements;
-    checkpoint_gather(w->group, w->all, &w->mine, sizeof w->mine);
+    group_gather(w->group, w->all, &w->mine, sizeof w->mine);
     w->sharded = w->is_taken = 0;
-    for (int r = 0; r < checkpoint_ranks(w->group); r++) w->sharded = w->sharded || w->all[r].is_shard;
+    for (int r = 0; r < w->group->size; r++) w->sharded = w->sharded || w->all[r].is_shard;
     if (writer_failed_rank(w) >= 0) return writer_end(w, writer_failed_rank(w));
     w->is_taken = background && writer_snapshot(w);
     w->mine.no_snapshot = background && !w->is_taken;
-    checkpoint_gather(w->group, w->all, &w->mine, sizeof w->mine);
-    for (int r = 0; r < checkpoint_ranks(w->group); r++) waits = waits || w->all[r].no_snapshot;
+    group_gather(w->group, w->all, &w->mine, sizeof w->mine);
+    for (int r = 0; r < w->group->size; r++) waits = waits || w->all[r].no_snapshot;
     w->mine.done = 1;  // the others see this once the thread has ended
     w->began = now_seconds();
     w->phase = WRITER_FILES;

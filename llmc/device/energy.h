@@ -20,7 +20,6 @@ typedef struct {
     void* device;                                     // nvmlDevice_t; NULL: nothing is measured
     int (*total)(void* device, unsigned long long*);  // millijoules since the driver was loaded
     int (*clock)(void* device, int kind, unsigned*);  // MHz
-    int (*limit)(void* device, unsigned*);            // milliwatts
     int steps;                                        // of this measurement
     double began, joules;                             // its start, and the counter at that time
 } EnergyMeter;
@@ -38,12 +37,6 @@ static inline double energy_mhz(const EnergyMeter* m) {
     return m->device && m->clock(m->device, CLOCK_SM, &mhz) == 0 ? (double)mhz : (double)NAN;
 }
 
-// The power limit that the driver enforces, in watts; NaN if unknown.
-static inline double energy_limit(const EnergyMeter* m) {
-    unsigned milliwatts = 0;
-    return m->device && m->limit(m->device, &milliwatts) == 0 ? 1e-3 * (double)milliwatts : (double)NAN;
-}
-
 // Find the GPU that CUDA uses. Returns 0, or -1 without NVML or without an energy counter.
 static inline int energy_open(EnergyMeter* m) {
     memset(m, 0, sizeof *m);
@@ -55,8 +48,7 @@ static inline int energy_open(EnergyMeter* m) {
     } symbols[] = {{"nvmlInit_v2", &init},
                    {"nvmlDeviceGetHandleByPciBusId_v2", &find},
                    {"nvmlDeviceGetTotalEnergyConsumption", &m->total},
-                   {"nvmlDeviceGetClockInfo", &m->clock},
-                   {"nvmlDeviceGetEnforcedPowerLimit", &m->limit}};
+                   {"nvmlDeviceGetClockInfo", &m->clock}};
     char bus[32];
     int index = 0;
     void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);  // stays loaded
@@ -88,45 +80,6 @@ static inline double energy_step(EnergyMeter* m, double now) {
     double before = m->joules;
     energy_begin(m, now);
     return (m->joules - before) / steps;
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// The last steps before a moment that is not known in advance, enough of them to last ENERGY_SECONDS
-
-// The end of step number `step`, from 1.
-typedef struct {
-    double time, joules;
-    int64_t step;  // 0: none
-} EnergyMark;
-
-// The means over consecutive steps.
-typedef struct {
-    double seconds;  // of all of them
-    double joules;   // of a step; NaN: unknown
-    double watts, mhz;
-} StepEnergy;
-
-// Whether energy_mark() would keep a start at time `now`.
-static inline int energy_mark_is_due(const EnergyMark marks[2], double now) {
-    return !marks[1].step || now - marks[1].time >= ENERGY_SECONDS;
-}
-
-// A step has ended, and a measurement may begin here. Keeps two such starts at least ENERGY_SECONDS apart: marks[1] is
-// the newest, marks[0] the one before it.
-static inline void energy_mark(EnergyMark marks[2], EnergyMark now) {
-    if (!energy_mark_is_due(marks, now.time)) return;
-    if (!marks[1].step) marks[1] = now;
-    marks[0] = marks[1], marks[1] = now;
-}
-
-// Measure from the newest kept start that is at least ENERGY_SECONDS ago, or else from the oldest, to `now`.
-static inline StepEnergy energy_since(const EnergyMark marks[2], EnergyMark now) {
-    const EnergyMark* from = &marks[now.time - marks[1].time >= ENERGY_SECONDS];
-    StepEnergy e = {.seconds = now.time - from->time, .joules = (double)NAN};
-    if (!from->step || now.step <= from->step) return e;
-    e.joules = (now.joules - from->joules) / (double)(now.step - from->step);
-    e.watts = (now.joules - from->joules) / e.seconds;
-    return e;
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -107,9 +107,9 @@ static const ExplainSection PRE_NORM_BACKWARD[] = {
 // Post-layernorm blocks, with the heads of masked-token and next-sentence prediction
 
 static const ExplainOp POST_NORM_START[] = {
-    {"embedding_layernorm_forward", "embedded[t] = word[token[t]] + position[t] + type[t];  ln0 = (embedded - mean) * rstd * ln0.w + ln0.b",
-     {{"embedded", "token plus position plus segment"}, {"ln0", "the first layer's input"}, {"ln0_mean", "mean of each row"},
-      {"ln0_rstd", "1 / standard deviation of each row"}}},
+    {"embedding_forward", "embedded[t] = word[token[t]] + position[t] + type[t]", {{"embedded", "token plus position plus segment"}}},
+    {"layernorm_forward", "ln0 = (embedded - mean) * rstd * ln0.w + ln0.b",
+     {{"ln0", "the first layer's input"}, {"ln0_mean", "mean of each row"}, {"ln0_rstd", "1 / standard deviation of each row"}}},
 };
 static const ExplainOp POST_NORM_BLOCK[] = {
     {"matmul_forward", "qkv = x qkv.w^T + qkv.b,  x the layer's input", {{"qkv", "queries, keys and values of all heads"}}},
@@ -190,7 +190,7 @@ static const ExplainOp POST_NORM_BLOCK_BACKWARD[] = {
      {{"grad.ln2", "gradient of the layer below's output", "dx", -1, "grad.ln0"}}},
 };
 static const ExplainOp POST_NORM_START_BACKWARD[] = {
-    {"layernorm_dropout_backward", "grad.embedded = through the layernorm from grad.ln0", {{"grad.embedded", "gradient of the embeddings' sum", "dx"}}},
+    {"layernorm_backward", "grad.embedded = through the layernorm from grad.ln0", {{"grad.embedded", "gradient of the embeddings' sum", "dx"}}},
     {"embedding_backward", "grad of word[token[t]] += grad.embedded[t];  likewise position and type", {{NULL}}},
 };
 // clang-format on

@@ -5,7 +5,6 @@
 #define LLMC_EXPLAIN_PAGE_H
 
 #include "llmc/explain/explain.h"
-#include "llmc/explain/times.h"
 #include "llmc/model/model_files.h"
 
 #define EXPLAIN_MOST_BYTES 20e6  // of the page
@@ -235,45 +234,18 @@ static inline void explain_put_residual(Text* out, const ExplainRecord* r) {
 // ---------------------------------------------------------------------------------------------------------
 // Ops and parameters
 
-// The file of an op's launcher.
-static inline const char* explain_file_of(const char* op) {
-    static const struct {
-        const char *op, *file;
-    } files[] = {{"accuracy_", "accuracy.h"},
-                 {"attention_", "attention/attention.h"},
-                 {"classifier_", "classifier/classifier.h"},
-                 {"embedding_", "embedding/embedding.h"},
-                 {"gather_", "gather.h"},
-                 {"gelu_", "gelu.h"},
-                 {"layernorm_", "layernorm/layernorm.h"},
-#ifdef __CUDACC__
-                 {"matmul_", "matmul/cublaslt.cuh"},
-#else
-                 {"matmul_", "matmul/cpu.h"},
-#endif
-                 {"next_sentence_", "next_sentence.h"},
-                 {"residual_layernorm_", "layernorm/layernorm.h"}};
-    for (size_t i = 0; i < COUNT_OF(files); i++)
-        if (strncmp(op, files[i].op, strlen(files[i].op)) == 0) return files[i].file;
-    return NULL;
-}
-
 // The ops that ran, in launch order. Those not in the model's list, such as casts, have no formula and no tensors.
-static inline void explain_put_ops(Text* out, const ExplainRecord* r, const ExplainTimes* times) {
+static inline void explain_put_ops(Text* out, const ExplainRecord* r) {
     size_t next = 0;
     json_put_key(out, "ops");
     for (size_t i = 0; i < r->log.count; i++) {
         const ScopeRecord* op = &r->log.records[i];
         const TapPoint* point = next < r->tap.count && r->tap.points[next].scope == i ? &r->tap.points[next] : NULL;
-        const char* file = explain_file_of(op->op);
         text_append(out, i ? ",\n{" : "[{", i ? 3 : 2);
         json_put_string(out, "op", op->op), json_put_string(out, "direction", direction_name(op->direction));
         json_put_integer(out, "layer", op->layer), json_put_string(out, "shapes", op->shapes);
         json_put_number(out, "flops", op->flops), json_put_number(out, "bytes", op->bytes);
-        if (file) text_printf(out, ", \"file\": \"llmc/ops/%s\"", file);
         if (point) json_put_string(out, "formula", r->ops[next]->formula);
-        double ms = times->file ? explain_time_of(times, &r->log, i) : (double)NAN;
-        if (isfinite(ms)) json_put_number(out, "ms", ms);
         json_put_key(out, "tensors");
         text_append(out, "[", 1);
         for (int k = 0; point && k < point->copies; k++) text_printf(out, "%s%d", k ? "," : "", point->first + k);
@@ -325,8 +297,7 @@ static inline void explain_put_parameters(Text* out, const Explanation* e, Conte
 // ---------------------------------------------------------------------------------------------------------
 // The page
 
-static inline void explain_put_facts(Text* out, const Explanation* e, double loss, double next_loss,
-                                     const ExplainTimes* times) {
+static inline void explain_put_facts(Text* out, const Explanation* e, double loss, double next_loss) {
     const ExplainSizes* s = &e->record.sizes;
     json_put_string(out, "model", e->model), json_put_string(out, "precision", FLOATX_NAME);
 #ifdef __CUDACC__
@@ -341,20 +312,15 @@ static inline void explain_put_facts(Text* out, const Explanation* e, double los
     else json_put_number(out, "loss", loss);
     if (e->why_no_next) json_put_string(out, "why_no_next", e->why_no_next);
     if (e->text.next_target >= 0) json_put_number(out, "next_loss", next_loss);
-    if (times->file) json_put_string(out, "profile", times->file);
 }
 
 static inline void explain_data(Text* out, const Explanation* e, double loss, double next_loss, Context* ctx) {
     const ExplainRecord* r = &e->record;
-    ExplainTimes times;
-    memset(&times, 0, sizeof times);
-    explain_times_read(&times, e->out);
-    if (!times.file && is_directory(e->model)) explain_times_read(&times, e->model);
     text_append(out, "{", 1);
-    explain_put_facts(out, e, loss, next_loss, &times);
+    explain_put_facts(out, e, loss, next_loss);
     explain_put_text(out, e);
     explain_put_residual(out, r);
-    explain_put_ops(out, r, &times);
+    explain_put_ops(out, r);
     explain_put_parameters(out, e, ctx);
     json_put_key(out, "attention");
     explain_put_attention(out, r);
@@ -365,7 +331,6 @@ static inline void explain_data(Text* out, const Explanation* e, double loss, do
         explain_put_tensor(out, &r->tensors[i], grid);
     }
     text_append(out, "]}", 2);
-    explain_times_close(&times);
 }
 
 // "<" is escaped, so that nothing in the data ends the enclosing script or begins a comment.

@@ -51,22 +51,17 @@ __global__ static void accuracy_forward_kernel(real* correct, unsigned* counters
     *correct = (real)atomicExch(&counters[1], 0u) + (mode == ADD ? *correct : 0);
 }
 
+#endif
+
 static inline void accuracy_forward(real* correct, const floatX* logits, const int* targets, int N, int V, int Vp,
                                     Mode mode, Context* ctx) {
     Scope scope = scope_open(ctx, "accuracy_forward", ACCURACY_FORWARD_FLOPS(N, V), ACCURACY_FORWARD_BYTES(N, V),
                              "N=%d V=%d", N, V);
+#ifdef __CUDACC__
     accuracy_forward_kernel<<<(unsigned)N, ACCURACY_THREADS, 0, ctx->stream>>>(correct, ctx->arrivals, logits, targets,
                                                                                V, Vp, mode);
     cudaCheck(cudaGetLastError());
-    scope_close(&scope);
-}
-
 #else
-
-static inline void accuracy_forward(real* correct, const floatX* logits, const int* targets, int N, int V, int Vp,
-                                    Mode mode, Context* ctx) {
-    Scope scope = scope_open(ctx, "accuracy_forward", ACCURACY_FORWARD_FLOPS(N, V), ACCURACY_FORWARD_BYTES(N, V),
-                             "N=%d V=%d", N, V);
     int count = 0;
 #pragma omp parallel for schedule(static) reduction(+ : count)
     for (int n = 0; n < N; n++) {
@@ -75,9 +70,8 @@ static inline void accuracy_forward(real* correct, const floatX* logits, const i
         count += one != 0;
     }
     *correct = (real)count + (mode == ADD ? *correct : 0);
+#endif
     scope_close(&scope);
 }
-
-#endif
 
 #endif

@@ -79,28 +79,14 @@ static inline void dropout_start(floatX* out, const floatX* in, size_t n, int C,
     cudaCheck(cudaGetLastError());
 }
 
-template <Mode MODE>
-static inline void dropout_any(floatX* out, const floatX* in, int N, int C, Dropout dropout, Context* ctx) {
-    CHECK(N > 0 && C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == N));
+static inline void dropout_any(floatX* out, const floatX* in, int N, int C, Dropout dropout, Mode mode, Context* ctx) {
+    constexpr int W = Vector<floatX>::SIZE;
     size_t n = (size_t)N * (size_t)C;
-    if (rows_are_vectors<floatX>(C)) dropout_start<Vector<floatX>::SIZE, MODE>(out, in, n, C, dropout, ctx);
-    else dropout_start<1, MODE>(out, in, n, C, dropout, ctx);
-}
-
-static inline void dropout_forward(floatX* y, const floatX* x, int N, int C, Dropout dropout, Context* ctx) {
-    Scope scope =
-        scope_open(ctx, "dropout_forward", DROPOUT_FORWARD_FLOPS(N, C), DROPOUT_FORWARD_BYTES(N, C), "N=%d C=%d", N, C);
-    dropout_any<SET>(y, x, N, C, dropout, ctx);
-    scope_close(&scope);
-}
-
-static inline void dropout_backward(floatX* dx, const floatX* dy, int N, int C, Dropout dropout, Mode mode,
-                                    Context* ctx) {
-    Scope scope = scope_open(ctx, "dropout_backward", DROPOUT_BACKWARD_FLOPS(N, C), DROPOUT_BACKWARD_BYTES(N, C, mode),
-                             "N=%d C=%d", N, C);
-    if (mode == SET) dropout_any<SET>(dx, dy, N, C, dropout, ctx);
-    else dropout_any<ADD>(dx, dy, N, C, dropout, ctx);
-    scope_close(&scope);
+    int vectors = rows_are_vectors<floatX>(C);
+    if (vectors && mode == SET) dropout_start<W, SET>(out, in, n, C, dropout, ctx);
+    else if (vectors) dropout_start<W, ADD>(out, in, n, C, dropout, ctx);
+    else if (mode == SET) dropout_start<1, SET>(out, in, n, C, dropout, ctx);
+    else dropout_start<1, ADD>(out, in, n, C, dropout, ctx);
 }
 
 #else
@@ -125,12 +111,20 @@ static inline void dropout_row(floatX* out, const floatX* in, int n, int C, Drop
     }
 }
 
+static inline void dropout_any(floatX* out, const floatX* in, int N, int C, Dropout dropout, Mode mode, Context* ctx) {
+    (void)ctx;
+    size_t row = (size_t)C;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) dropout_row(out + (size_t)n * row, in + (size_t)n * row, n, C, dropout, mode);
+}
+
+#endif
+
 static inline void dropout_forward(floatX* y, const floatX* x, int N, int C, Dropout dropout, Context* ctx) {
     CHECK(N > 0 && C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == N));
     Scope scope =
         scope_open(ctx, "dropout_forward", DROPOUT_FORWARD_FLOPS(N, C), DROPOUT_FORWARD_BYTES(N, C), "N=%d C=%d", N, C);
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) dropout_row(y + (size_t)n * (size_t)C, x + (size_t)n * (size_t)C, n, C, dropout, SET);
+    dropout_any(y, x, N, C, dropout, SET, ctx);
     scope_close(&scope);
 }
 
@@ -139,11 +133,8 @@ static inline void dropout_backward(floatX* dx, const floatX* dy, int N, int C, 
     CHECK(N > 0 && C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == N));
     Scope scope = scope_open(ctx, "dropout_backward", DROPOUT_BACKWARD_FLOPS(N, C), DROPOUT_BACKWARD_BYTES(N, C, mode),
                              "N=%d C=%d", N, C);
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++)
-        dropout_row(dx + (size_t)n * (size_t)C, dy + (size_t)n * (size_t)C, n, C, dropout, mode);
+    dropout_any(dx, dy, N, C, dropout, mode, ctx);
     scope_close(&scope);
 }
 
-#endif
 #endif

@@ -75,16 +75,6 @@ static inline void gather_forward_start(floatX* y, const floatX* x, const int* i
     cudaCheck(cudaGetLastError());
 }
 
-static inline void gather_forward(floatX* y, const floatX* x, const int* index, int M, int C, Context* ctx) {
-    CHECK(M >= 0 && C > 0);
-    Scope scope =
-        scope_open(ctx, "gather_forward", GATHER_FORWARD_FLOPS(M, C), GATHER_FORWARD_BYTES(M, C), "M=%d C=%d", M, C);
-    size_t n = (size_t)M * (size_t)C;
-    if (n && rows_are_vectors<floatX>(C)) gather_forward_start<Vector<floatX>::SIZE>(y, x, index, n, C, ctx);
-    else if (n) gather_forward_start<1>(y, x, index, n, C, ctx);
-    scope_close(&scope);
-}
-
 template <int W, Mode MODE>
 static inline void gather_backward_start(floatX* dx, const floatX* dy, const int* index, size_t n, int C,
                                          Context* ctx) {
@@ -94,43 +84,41 @@ static inline void gather_backward_start(floatX* dx, const floatX* dy, const int
     cudaCheck(cudaGetLastError());
 }
 
-static inline void gather_backward(floatX* dx, const floatX* dy, const int* index, int M, int N, int C, Mode mode,
-                                   Context* ctx) {
-    constexpr int W = Vector<floatX>::SIZE;
-    CHECK(M >= 0 && M <= N && C > 0);
-    Scope scope = scope_open(ctx, "gather_backward", GATHER_BACKWARD_FLOPS(M, C, mode),
-                             GATHER_BACKWARD_BYTES(M, N, C, mode), "M=%d N=%d C=%d", M, N, C);
-    size_t n = (size_t)M * (size_t)C;
-    int vectors = rows_are_vectors<floatX>(C);
-    if (mode == SET) cudaCheck(cudaMemsetAsync(dx, 0, (size_t)N * (size_t)C * sizeof(floatX), ctx->stream));
-    if (n && vectors && mode == SET) gather_backward_start<W, SET>(dx, dy, index, n, C, ctx);
-    if (n && vectors && mode == ADD) gather_backward_start<W, ADD>(dx, dy, index, n, C, ctx);
-    if (n && !vectors && mode == SET) gather_backward_start<1, SET>(dx, dy, index, n, C, ctx);
-    if (n && !vectors && mode == ADD) gather_backward_start<1, ADD>(dx, dy, index, n, C, ctx);
-    scope_close(&scope);
-}
-
-#else
-// ---------------------------------------------------------------------------------------------------------
-// CPU
+#endif
 
 static inline void gather_forward(floatX* y, const floatX* x, const int* index, int M, int C, Context* ctx) {
     CHECK(M >= 0 && C > 0);
     Scope scope =
         scope_open(ctx, "gather_forward", GATHER_FORWARD_FLOPS(M, C), GATHER_FORWARD_BYTES(M, C), "M=%d C=%d", M, C);
     size_t row = (size_t)C;
+#ifdef __CUDACC__
+    size_t n = (size_t)M * row;
+    if (n && rows_are_vectors<floatX>(C)) gather_forward_start<Vector<floatX>::SIZE>(y, x, index, n, C, ctx);
+    else if (n) gather_forward_start<1>(y, x, index, n, C, ctx);
+#else
 #pragma omp parallel for schedule(static)
     for (int m = 0; m < M; m++) memcpy(y + (size_t)m * row, x + (size_t)index[m] * row, row * sizeof(floatX));
+#endif
     scope_close(&scope);
 }
 
 static inline void gather_backward(floatX* dx, const floatX* dy, const int* index, int M, int N, int C, Mode mode,
                                    Context* ctx) {
     CHECK(M >= 0 && M <= N && C > 0);
-    for (int m = 0; m < M; m++) CHECK(index[m] >= 0 && index[m] < N);
     Scope scope = scope_open(ctx, "gather_backward", GATHER_BACKWARD_FLOPS(M, C, mode),
                              GATHER_BACKWARD_BYTES(M, N, C, mode), "M=%d N=%d C=%d", M, N, C);
     size_t row = (size_t)C;
+#ifdef __CUDACC__
+    constexpr int W = Vector<floatX>::SIZE;
+    size_t n = (size_t)M * row;
+    int vectors = rows_are_vectors<floatX>(C);
+    if (mode == SET) cudaCheck(cudaMemsetAsync(dx, 0, (size_t)N * row * sizeof(floatX), ctx->stream));
+    if (n && vectors && mode == SET) gather_backward_start<W, SET>(dx, dy, index, n, C, ctx);
+    if (n && vectors && mode == ADD) gather_backward_start<W, ADD>(dx, dy, index, n, C, ctx);
+    if (n && !vectors && mode == SET) gather_backward_start<1, SET>(dx, dy, index, n, C, ctx);
+    if (n && !vectors && mode == ADD) gather_backward_start<1, ADD>(dx, dy, index, n, C, ctx);
+#else
+    for (int m = 0; m < M; m++) CHECK(index[m] >= 0 && index[m] < N);
     if (mode == SET) {
 #pragma omp parallel for schedule(static)
         for (int n = 0; n < N; n++) memset(dx + (size_t)n * row, 0, row * sizeof(floatX));
@@ -142,8 +130,8 @@ static inline void gather_backward(floatX* dx, const floatX* dy, const int* inde
 #pragma omp simd
         for (size_t c = 0; c < row; c++) to[c] += from[c];
     }
+#endif
     scope_close(&scope);
 }
 
-#endif
 #endif

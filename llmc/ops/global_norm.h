@@ -92,36 +92,6 @@ static __global__ void global_norm_finish_kernel(real* norm, const double* sum, 
 
 static inline unsigned global_norm_blocks(size_t n) { return n ? blocks_for(n, GLOBAL_NORM_BLOCK) : 1; }
 
-static inline void global_norm_forward(real* norm, const real* g, size_t n, AfterNorm after, Context* ctx) {
-    Scope scope =
-        scope_open(ctx, "global_norm_forward", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
-    unsigned blocks = global_norm_blocks(n);
-    double* partial = (double*)device_scratch(ctx, blocks * sizeof(double));
-    global_norm_forward_kernel<<<blocks, GLOBAL_NORM_THREADS, 0, ctx->stream>>>(norm, partial, ctx->arrivals, g, n,
-                                                                                after);
-    cudaCheck(cudaGetLastError());
-    scope_close(&scope);
-}
-
-// sum is on the device. g is a shard of n elements; n may be 0.
-static inline void global_norm_squares(double* sum, const real* g, size_t n, Context* ctx) {
-    Scope scope =
-        scope_open(ctx, "global_norm_squares", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
-    unsigned blocks = global_norm_blocks(n);
-    double* partial = (double*)device_scratch(ctx, blocks * sizeof(double));
-    global_norm_squares_kernel<<<blocks, GLOBAL_NORM_THREADS, 0, ctx->stream>>>(sum, partial, ctx->arrivals, g, n);
-    cudaCheck(cudaGetLastError());
-    scope_close(&scope);
-}
-
-// sum is the sum of squares over all shards. Ranks with the same sum get the same results.
-static inline void global_norm_finish(real* norm, const double* sum, AfterNorm after, Context* ctx) {
-    Scope scope = scope_open(ctx, "global_norm_finish", 0, sizeof(double) + sizeof(real), "n=1");
-    global_norm_finish_kernel<<<1, 1, 0, ctx->stream>>>(norm, sum, after);
-    cudaCheck(cudaGetLastError());
-    scope_close(&scope);
-}
-
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU
@@ -152,10 +122,23 @@ static inline double global_norm_sum(const real* g, size_t n, Context* ctx) {
     return sum;
 }
 
+#endif
+
+// ---------------------------------------------------------------------------------------------------------
+// Launchers
+
 static inline void global_norm_forward(real* norm, const real* g, size_t n, AfterNorm after, Context* ctx) {
     Scope scope =
         scope_open(ctx, "global_norm_forward", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
+#ifdef __CUDACC__
+    unsigned blocks = global_norm_blocks(n);
+    double* partial = (double*)device_scratch(ctx, blocks * sizeof(double));
+    global_norm_forward_kernel<<<blocks, GLOBAL_NORM_THREADS, 0, ctx->stream>>>(norm, partial, ctx->arrivals, g, n,
+                                                                                after);
+    cudaCheck(cudaGetLastError());
+#else
     global_norm_from(norm, global_norm_sum(g, n, ctx), after);
+#endif
     scope_close(&scope);
 }
 
@@ -163,16 +146,27 @@ static inline void global_norm_forward(real* norm, const real* g, size_t n, Afte
 static inline void global_norm_squares(double* sum, const real* g, size_t n, Context* ctx) {
     Scope scope =
         scope_open(ctx, "global_norm_squares", GLOBAL_NORM_FORWARD_FLOPS(n), GLOBAL_NORM_FORWARD_BYTES(n), "n=%zu", n);
+#ifdef __CUDACC__
+    unsigned blocks = global_norm_blocks(n);
+    double* partial = (double*)device_scratch(ctx, blocks * sizeof(double));
+    global_norm_squares_kernel<<<blocks, GLOBAL_NORM_THREADS, 0, ctx->stream>>>(sum, partial, ctx->arrivals, g, n);
+    cudaCheck(cudaGetLastError());
+#else
     *sum = global_norm_sum(g, n, ctx);
+#endif
     scope_close(&scope);
 }
 
 // sum is the sum of squares over all shards. Ranks with the same sum get the same results.
 static inline void global_norm_finish(real* norm, const double* sum, AfterNorm after, Context* ctx) {
     Scope scope = scope_open(ctx, "global_norm_finish", 0, sizeof(double) + sizeof(real), "n=1");
+#ifdef __CUDACC__
+    global_norm_finish_kernel<<<1, 1, 0, ctx->stream>>>(norm, sum, after);
+    cudaCheck(cudaGetLastError());
+#else
     global_norm_from(norm, *sum, after);
+#endif
     scope_close(&scope);
 }
 
-#endif
 #endif

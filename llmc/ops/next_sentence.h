@@ -287,23 +287,6 @@ template <int BACKWARD> static inline void next_sentence_start(NextSentenceTask 
     cudaCheck(cudaGetLastError());
 }
 
-static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre, Linear p, int S, int C, Mode mode,
-                                         Context* ctx) {
-    Scope scope = next_sentence_scope(ctx, FORWARD, S, C, mode);
-    NextSentenceTask k = {.pre = pre, .p = p, .out = out, .S = S, .C = C, .add = mode == ADD};
-    next_sentence_start<0>(k, ctx);
-    scope_close(&scope);
-}
-
-static inline void next_sentence_backward(floatX* pre, NextSentenceGrads g, NextSentenceLoss out, Linear p, int S,
-                                          int C, Mode mode, Context* ctx) {
-    Scope scope = next_sentence_scope(ctx, BACKWARD, S, C, mode);
-    NextSentenceTask k = {
-        .pre = pre, .dpre = pre, .p = p, .d = g.d, .dbias = g.dbias, .out = out, .S = S, .C = C, .add = mode == ADD};
-    next_sentence_start<1>(k, ctx);
-    scope_close(&scope);
-}
-
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU: parallel over sequences first, then over blocks of columns. The order of every sum depends only on the shapes.
@@ -354,18 +337,30 @@ static inline void next_sentence_rows(real* d, NextSentenceLoss out, floatX* t, 
 // The scratch of any launch with S sequences.
 static inline size_t next_sentence_scratch_bytes(int S, int C) { return (void)C, (size_t)S * sizeof(real); }
 
+#endif
+
 static inline void next_sentence_forward(NextSentenceLoss out, const floatX* pre, Linear p, int S, int C, Mode mode,
                                          Context* ctx) {
     Scope scope = next_sentence_scope(ctx, FORWARD, S, C, mode);
+#ifdef __CUDACC__
+    NextSentenceTask k = {.pre = pre, .p = p, .out = out, .S = S, .C = C, .add = mode == ADD};
+    next_sentence_start<0>(k, ctx);
+#else
     real* d = (real*)device_scratch(ctx, next_sentence_scratch_bytes(S, C));
     next_sentence_rows(d, out, NULL, pre, p, S, C, mode);
+#endif
     scope_close(&scope);
 }
 
 static inline void next_sentence_backward(floatX* pre, NextSentenceGrads g, NextSentenceLoss out, Linear p, int S,
                                           int C, Mode mode, Context* ctx) {
-    LinearGrads d = g.d;
     Scope scope = next_sentence_scope(ctx, BACKWARD, S, C, mode);
+#ifdef __CUDACC__
+    NextSentenceTask k = {
+        .pre = pre, .dpre = pre, .p = p, .d = g.d, .dbias = g.dbias, .out = out, .S = S, .C = C, .add = mode == ADD};
+    next_sentence_start<1>(k, ctx);
+#else
+    LinearGrads d = g.d;
     real* dlogit = (real*)device_scratch(ctx, next_sentence_scratch_bytes(S, C));
     next_sentence_rows(dlogit, out, pre, pre, p, S, C, mode);
     double db = 0;
@@ -393,8 +388,8 @@ static inline void next_sentence_backward(floatX* pre, NextSentenceGrads g, Next
             db_pre[j] = (real)(mode == ADD ? (double)db_pre[j] + sums[j] : sums[j]);
         }
     }
+#endif
     scope_close(&scope);
 }
 
-#endif
 #endif

@@ -45,35 +45,30 @@ __global__ static void tanh_backward_kernel(floatX* dx, const floatX* dy, const 
     dx[i] = from_float<floatX>(to_float(dy[i]) * (1 - t * t));
 }
 
+#endif
+
 static inline void tanh_forward(floatX* y, const floatX* x, size_t n, Context* ctx) {
     Scope scope = scope_open(ctx, "tanh_forward", TANH_FORWARD_FLOPS(n), TANH_FORWARD_BYTES(n), "n=%zu", n);
+#ifdef __CUDACC__
     tanh_forward_kernel<<<blocks_for(n, TANH_THREADS), TANH_THREADS, 0, ctx->stream>>>(y, x, n);
     cudaCheck(cudaGetLastError());
-    scope_close(&scope);
-}
-
-static inline void tanh_backward(floatX* dx, const floatX* dy, const floatX* y, size_t n, Context* ctx) {
-    Scope scope = scope_open(ctx, "tanh_backward", TANH_BACKWARD_FLOPS(n), TANH_BACKWARD_BYTES(n), "n=%zu", n);
-    tanh_backward_kernel<<<blocks_for(n, TANH_THREADS), TANH_THREADS, 0, ctx->stream>>>(dx, dy, y, n);
-    cudaCheck(cudaGetLastError());
-    scope_close(&scope);
-}
-
 #else
-
-static inline void tanh_forward(floatX* y, const floatX* x, size_t n, Context* ctx) {
-    Scope scope = scope_open(ctx, "tanh_forward", TANH_FORWARD_FLOPS(n), TANH_FORWARD_BYTES(n), "n=%zu", n);
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) y[i] = real_tanh(x[i]);
+#endif
     scope_close(&scope);
 }
 
 static inline void tanh_backward(floatX* dx, const floatX* dy, const floatX* y, size_t n, Context* ctx) {
     Scope scope = scope_open(ctx, "tanh_backward", TANH_BACKWARD_FLOPS(n), TANH_BACKWARD_BYTES(n), "n=%zu", n);
+#ifdef __CUDACC__
+    tanh_backward_kernel<<<blocks_for(n, TANH_THREADS), TANH_THREADS, 0, ctx->stream>>>(dx, dy, y, n);
+    cudaCheck(cudaGetLastError());
+#else
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) dx[i] = dy[i] * (1 - y[i] * y[i]);
+#endif
     scope_close(&scope);
 }
 
-#endif
 #endif

@@ -1,12 +1,12 @@
-/* Rounding statistics of the fp8 tensors of the last step (--fp8), for log.jsonl and the profile. A tensor is an operand
- * of a linear layer, named by the layer's weight.
+/* Rounding statistics of the fp8 tensors of the last step (--fp8), for log.jsonl. A tensor is an operand of a linear
+ * layer, named by the layer's weight.
  *
  *   amax     its largest absolute value          scale    the factor on its elements
  *   clipped  the share of elements stored as the format's largest number
  *   flushed  the share of elements stored as 0, zeros included
  *
  * Statistics cover all ranks and micro-batches of the step. Reading them waits for the device, so it is done only at
- * validations and at the end of a profile. */
+ * validations. */
 #ifndef LLMC_OPTIM_FP8_REPORT_H
 #define LLMC_OPTIM_FP8_REPORT_H
 

@@ -243,14 +243,6 @@ static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, 
     optimizer_open_muon(o, table, ctx);
 }
 
-static inline void optimizer_init(Optimizer* o, const TensorTable* table, OptimizerKind kind, MasterWeights master,
-                                  Context* ctx) {
-    UpdateSettings u;
-    memset(&u, 0, sizeof u);
-    u.kind = kind, u.master = master;
-    optimizer_init_shard(o, table, u, tensors_updated(table), ctx);
-}
-
 // Open gradient synchronisation with the other ranks, and allocate this rank's part of the state.
 static inline void optimizer_join(Optimizer* o, GradSync* r, const TensorTable* table, UpdateSettings u,
                                   ProcessGroup* group, Context* ctx) {

@@ -14,7 +14,7 @@
 // The page's data replaces this.
 #define PROFILE_PLACE "/*PROFILE*/null"
 
-enum { PROFILE_FACTS = 18, PROFILE_TABLES = 13 };
+enum { PROFILE_FACTS = 18, PROFILE_TABLES = 10 };
 
 typedef struct {
     char* title;  // owned, like the facts' texts

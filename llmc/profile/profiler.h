@@ -209,9 +209,7 @@ typedef struct {
     ProfileStep* steps;        // [count], `taken` of them filled
     double* plain;             // [count] seconds, `plain_count` of them filled
     const EnergyMeter* meter;  // NULL: energy is not measured
-    EnergyMark marks[2];
-    StepEnergy energy;   // of the plain steps, and of warm-up steps before them if they are short
-    double began;        // when the newest step began, by the host's clock
+    double began;              // when the newest step began, by the host's clock
     int measures_ops;    // 1: the step after the profiled ones is captured, and its ops are measured after the run
     ScopeGraphs graphs;  // of that step
     OpEnergies ops;
@@ -247,28 +245,10 @@ static inline int profiler_reads_at_once(const Profiler* p, int64_t step) {
     return profiler_stage(p, step) >= STAGE_PROFILED || profiler_stage(p, step + 1) >= STAGE_PROFILED;
 }
 
-// Record the energy up to the end of step number `step`, from 0, a warm-up step or a plain one. NVML may take several
-// milliseconds to read its counter, so it is read about once a second and after the last plain step.
-static inline void profiler_step_energy(Profiler* p, int64_t step, double now) {
-    int is_plain = profiler_stage(p, step) == STAGE_PLAIN, is_last = is_plain && p->plain_count == p->count;
-    int begins = is_plain ? !p->marks[1].step : energy_mark_is_due(p->marks, now);
-    if (is_plain) p->energy.mhz += (energy_mhz(p->meter) - p->energy.mhz) / p->plain_count;
-    if (!begins && !is_last) return;
-    EnergyMark mark = {.time = now, .joules = energy_total(p->meter), .step = step - p->first + 1};
-    if (begins) energy_mark(p->marks, mark), p->energy.joules = (double)NAN;
-    if (!is_last) return;
-    double mhz = p->energy.mhz;
-    p->energy = energy_since(p->marks, mark), p->energy.mhz = mhz;
-}
-
-// Step number `step`, from 0, has ended now and took this many seconds.
+// Step number `step`, from 0, took this many seconds.
 static inline void profiler_step_took(Profiler* p, int64_t step, double seconds) {
     if (profiler_stage(p, step) == STAGE_PLAIN && p->plain_count < p->count) p->plain[p->plain_count++] = seconds;
-    if (p->meter && step < p->first + p->warmup + p->count) profiler_step_energy(p, step, now_seconds());
 }
-
-// Something other than steps took time and energy.
-static inline void profiler_pause(Profiler* p) { memset(p->marks, 0, sizeof p->marks); }
 
 // Wait for all launched work, including the collectives' stream.
 static inline void profiler_wait(Context* ctx) {

@@ -6,7 +6,6 @@
 #include <sys/resource.h>
 
 #include "llmc/dist/process_group.h"
-#include "llmc/optim/fp8_report.h"
 #include "llmc/optim/memory_plan.h"
 #include "llmc/profile/files.h"
 #include "llmc/profile/profiler.h"
@@ -20,8 +19,6 @@ typedef struct {
     ProcessGroup* group;
     int broadcast_overlaps;  // updated parameters are broadcast during the next step's forward pass
     RunLock* lock;           // of `out`
-    const Fp8State* fp8;     // NULL: none
-    double tokens;           // in a step, over all ranks
 } ProfiledRun;
 
 // Index of the step whose slowest rank has the median span, of spans [ranks][count]; of an even number, the lower
@@ -135,30 +132,6 @@ static inline char* profiler_cost(double profiled, double plain, int is_gpu, int
                                                     : "");
 }
 
-// The energy of a step on this rank's GPU, and how long it takes to deliver.
-static inline void profiler_fact_energy(ProfileReport* r, const Profiler* p, const ProfiledRun* run) {
-    const StepEnergy* e = &p->energy;
-    int is_measured = p->meter && e->joules > 0, is_short = e->seconds < ENERGY_SECONDS;
-    r->times.at_limit = (double)NAN;
-    if (GPU_BUILD && !p->meter) report_fact(r, "energy", xprintf("not measured: NVML has no energy counter here"));
-    if (is_measured && is_short)
-        report_fact(r, "energy",
-                    xprintf("not measured: NVML's counter needs %g s of steps, these took %.2g; raise "
-                            "--profile-warmup",
-                            ENERGY_SECONDS, e->seconds));
-    if (is_measured && !is_short) {
-        Text t = {NULL, 0, 0};
-        double limit = energy_limit(p->meter);
-        text_printf(&t, "%.4g J a step at %.4g W and %.0f MHz, the mean of %.3g s; %.4g tokens a joule", e->joules,
-                    e->watts, e->mhz, e->seconds, run->tokens / run->group->size / e->joules);
-        r->times.at_limit = e->joules / limit;
-        if (!isnan(limit))
-            text_printf(&t, "; at the limit of %.4g W a step takes %.3f ms", limit, 1e3 * r->times.at_limit);
-        report_fact(r, "energy", t.text);
-    }
-    if (p->ops.count) report_fact(r, "ops", op_energies_sum(&p->ops));
-}
-
 static inline void profiler_facts(ProfileReport* r, const Profiler* p, const ProfiledRun* run, size_t median,
                                   const RankStep* mine) {
     double plain = r->times.plain, profiled = r->times.profiled;
@@ -193,7 +166,7 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
     report_fact(r, "work",
                 xprintf("%.4g TFLOP over all ranks by the model's formula, %.4g TFLOP/s in %s step", 1e-12 * run->flops,
                         1e-12 * run->flops / (isnan(plain) ? profiled : plain), isnan(plain) ? "this" : "a plain"));
-    profiler_fact_energy(r, p, run);
+    if (p->ops.count) report_fact(r, "ops", op_energies_sum(&p->ops));
     if (mine->communication > 0)
         report_fact(r, "overlap",
                     xprintf("%.1f %% of %.3f ms of communication overlap with other work",
@@ -240,35 +213,6 @@ static inline void profiler_table_memory(Table* t, const MemoryPlan* plan, const
         "report.");
 }
 
-// Effects of rounding to 8 bits on each tensor in the last profiled step.
-static inline void profiler_table_fp8(ProfileReport* r, const Fp8ReportRow* rows, int count) {
-    Table* t = report_table(r);
-    int clipped = 0, flushed = 0;
-    table_open(t, "fp8", "Tensors in fp8");
-    for (int i = 0; i < count; i++) {
-        char number[2][32];
-        snprintf(number[0], sizeof number[0], "%.4g", rows[i].amax);
-        snprintf(number[1], sizeof number[1], "2^%d", ilogb(rows[i].scale));
-        table_text(t, "tensor", rows[i].tensor);
-        table_text(t, "operand", rows[i].operand);
-        table_text(t, "format", rows[i].format);
-        table_text(t, "amax", number[0]);
-        table_text(t, "scale", number[1]);
-        table_number(t, "clipped_percent", 4, 100 * rows[i].clipped);
-        table_number(t, "flushed_percent", 3, 100 * rows[i].flushed);
-        if (rows[i].clipped > rows[clipped].clipped) clipped = i;
-        if (rows[i].flushed > rows[flushed].flushed) flushed = i;
-    }
-    t->note = xprintf("The operands of linear layers, named by their weights: input x, weight w, gradient dy of the "
-                      "output; over all ranks and micro-batches of the last profiled step. amax: the largest absolute "
-                      "value. scale: what elements were multiplied by before they were rounded. clipped: stored as the "
-                      "format's largest number. flushed: stored as 0, zeros included.");
-    report_fact(r, "fp8",
-                xprintf("%d tensors; clipped at most %.2g %% (%s of %s), flushed at most %.2g %% (%s of %s)", count,
-                        100 * rows[clipped].clipped, rows[clipped].operand, rows[clipped].tensor,
-                        100 * rows[flushed].flushed, rows[flushed].operand, rows[flushed].tensor));
-}
-
 // All ranks, and which one the others wait for.
 static inline void profiler_table_ranks(ProfileReport* r, const RankStep* all, int size) {
     Table* t = report_table(r);
@@ -312,20 +256,13 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
     r->losses = profile_losses(step, &p->peaks, run->broadcast_overlaps, 5, &r->loss_count);
     double span = r->accounting.span;
     profile_table_accounting(report_table(r), step, &r->accounting, r->times);
-    profile_table_directions(report_table(r), step, span);
     profile_table_kinds(report_table(r), step, span);
     profile_table_layers(report_table(r), step, span);
     profile_table_ops(report_table(r), step, span);
     if (p->ops.count) profile_table_energy(report_table(r), &p->ops);
-    profile_table_kernel_names(report_table(r), step, span);
     profile_table_kernels(report_table(r), step);
     profile_table_gaps(report_table(r), step);
-    profile_table_steps(report_table(r), p->steps, (size_t)p->taken, p->first + p->warmup + p->count + 1);
     profiler_table_memory(report_table(r), run->plan, ctx);
-    int tensors = 0;
-    Fp8ReportRow* rounded = run->fp8 ? fp8_report(run->fp8, run->group, &tensors, ctx) : NULL;
-    if (tensors) profiler_table_fp8(r, rounded, tensors);
-    free(rounded);
     RankStep* all = (RankStep*)xmalloc((size_t)run->group->size * sizeof *all);
     group_gather(run->group, all, &mine, sizeof mine);
     if (run->group->size > 1) profiler_table_ranks(r, all, run->group->size);

@@ -33,18 +33,14 @@ typedef struct {
     int has_roofline;
 } ProfileGroup;
 
-typedef enum { BY_DIRECTION, BY_LAYER, BY_OP, BY_KERNEL, BY_KIND } Grouping;
+typedef enum { BY_LAYER, BY_OP, BY_KIND } Grouping;
 
 static inline int profile_is_same(const ProfileRow* a, const ProfileRow* b, Grouping grouping) {
     switch (grouping) {
-    case BY_DIRECTION:
-        return a->direction == b->direction;
     case BY_LAYER:
         return a->layer == b->layer;
     case BY_OP:
         return a->direction == b->direction && !strcmp(a->op, b->op) && !strcmp(a->shapes, b->shapes);
-    case BY_KERNEL:
-        return !strcmp(a->kernel ? a->kernel : a->op, b->kernel ? b->kernel : b->op);
     case BY_KIND:
         return profile_kind(a) == profile_kind(b);
     }
@@ -98,7 +94,6 @@ static inline double positive(double x) { return x > 0 ? x : (double)NAN; }
 typedef struct {
     double plain;     // median of the steps that are not profiled; NaN: there was none
     double profiled;  // of the reported step, by the host's clock
-    double at_limit;  // of a step by its energy, at the GPU's power limit; NaN: unknown
 } ProfileTimes;
 
 static inline void profile_table_accounting(Table* t, const ProfileStep* step, const Accounting* a,
@@ -118,7 +113,6 @@ static inline void profile_table_accounting(Table* t, const ProfileStep* step, c
         {"+ after the last row", step->after},
         {"profiled step by the host's clock", times.profiled},
         {"step without profiling (median)", times.plain},
-        {"step at the power limit: its energy / the limit", times.at_limit},
     };
     table_open(t, "accounting", "Where the step's time goes");
     for (size_t i = 0; i < COUNT_OF(lines); i++) {
@@ -130,20 +124,6 @@ static inline void profile_table_accounting(Table* t, const ProfileStep* step, c
     if (a->unscoped || step->dropped)
         t->note = xprintf("%zu rows have no scope; %zu launches could not be recorded.", a->unscoped, step->dropped);
     else t->note = xprintf("Every row belongs to an op.");
-}
-
-static inline void profile_table_directions(Table* t, const ProfileStep* step, double span) {
-    size_t count;
-    ProfileGroup* groups = profile_group(step, BY_DIRECTION, &count);
-    table_open(t, "directions", "By direction");
-    for (size_t k = 0; k < count; k++) {
-        table_text(t, "direction", direction_name(groups[k].row->direction));
-        table_number(t, "rows", 0, (double)groups[k].rows);
-        table_number(t, "ms", 3, 1e3 * groups[k].seconds);
-        table_number(t, "percent", 1, 100 * groups[k].seconds / span);
-        table_number(t, "lost_ms", 3, groups[k].has_roofline ? 1e3 * groups[k].lost : (double)NAN);
-    }
-    free(groups);
 }
 
 static inline void profile_table_kinds(Table* t, const ProfileStep* step, double span) {
@@ -217,20 +197,6 @@ static inline void profile_table_ops(Table* t, const ProfileStep* step, double s
     free(groups);
 }
 
-static inline void profile_table_kernel_names(Table* t, const ProfileStep* step, double span) {
-    size_t count;
-    ProfileGroup* groups = profile_group(step, BY_KERNEL, &count);
-    table_open(t, "kernel_names", "By kernel");
-    for (size_t k = 0; k < count; k++) {
-        table_text(t, "kernel", groups[k].row->kernel ? groups[k].row->kernel : groups[k].row->op);
-        table_number(t, "rows", 0, (double)groups[k].rows);
-        table_number(t, "ms", 3, 1e3 * groups[k].seconds);
-        table_number(t, "percent", 1, 100 * groups[k].seconds / span);
-        table_number(t, "mean_us", 2, 1e6 * groups[k].seconds / (double)groups[k].rows);
-    }
-    free(groups);
-}
-
 // "96x32x1"; NULL if there are no dimensions.
 static inline const char* profile_dimensions(char text[40], const int dims[3]) {
     if (!dims[0]) return NULL;
@@ -287,19 +253,6 @@ static inline void profile_table_gaps(Table* t, const ProfileStep* step) {
             : "Nothing runs in a gap. host: the next row was not launched yet. another stream: the row before ran on "
               "another stream.");
     free(gaps);
-}
-
-static inline void profile_table_steps(Table* t, const ProfileStep* steps, size_t count, int64_t first) {
-    table_open(t, "steps", "The profiled steps");
-    for (size_t i = 0; i < count; i++) {
-        Accounting a = profile_account(&steps[i]);
-        table_number(t, "step", 0, (double)(first + (int64_t)i));
-        table_number(t, "rows", 0, (double)steps[i].count);
-        table_number(t, "kernels_ms", 3, 1e3 * a.kernels);
-        table_number(t, "gaps_ms", 3, 1e3 * (a.gap[GAP_HOST] + a.gap[GAP_STREAM] + a.gap[GAP_SWITCH]));
-        table_number(t, "span_ms", 3, 1e3 * a.span);
-        table_number(t, "host_ms", 3, 1e3 * steps[i].seconds);
-    }
 }
 
 #endif

@@ -76,12 +76,7 @@ static inline Embedding embed_open(const MlmSettings* settings, const WordPiece*
     size_t lines = 0;
     memset(&e, 0, sizeof e);
     e.settings = settings, e.words = words, e.B = B, e.T = T, e.C = C;
-    if (words->size == 0)
-        die(USAGE, "--embed %s: no vocab.txt or tokenizer.json to encode it with; put the model's into its directory",
-            settings->embed);
-    if (words->size > V)
-        die(USAGE, "--embed %s: the vocabulary has %d tokens, but the model %d; put the model's own there",
-            settings->embed, words->size, V);
+    mlm_check_texts(words, V, "--embed");
     if (T < 2) die(USAGE, "-t %d: a sequence of --embed has at least 2 tokens, [CLS] and [SEP]", T);
     e.text = read_file(settings->embed, SIZE_MAX, &e.size, USAGE);
     for (size_t i = 0; i < e.size; i++) lines += e.text[i] == '\n' || i + 1 == e.size;

@@ -73,10 +73,7 @@ static inline int explain_mlm_open(Explanation* e, ExplainSettings* s, Run* r, c
     size_t length;
     char* text = explain_read_text(s, &length);
     explain_check_model(e, s, r);
-    if (words->size == 0 || words->size > V)
-        die(USAGE,
-            "%s: the vocabulary has %d tokens, but the model %d; put the model's own vocab.txt or tokenizer.json there",
-            flag, words->size, V);
+    mlm_check_texts(words, V, flag);
     if (!has_next && s->next) die(USAGE, "--explain-next 1: there is no next-sentence head with --nsp 0");
     token_ids_add(&ids, words->cls);
     explain_mlm_encode(&ids, &labels, words, flag, text, length);

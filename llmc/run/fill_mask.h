@@ -29,14 +29,7 @@ static inline int fill_mask_check(const char* text, Settings* s, Flag* table, in
 // Make `text`, which contains [MASK], the only sequence of a batch with room for T tokens. Its masks have no targets.
 static inline void fill_mask_batch(MlmBatch* b, const WordPiece* words, const char* text, int T, int V) {
     TokenIds ids = {NULL, 0, 0, 0, NULL};
-    if (words->size == 0)
-        die(USAGE,
-            "--fill '%.80s': no vocab.txt or tokenizer.json to encode it with; put the model's into its "
-            "directory",
-            text);
-    if (words->size > V)
-        die(USAGE, "--fill '%.80s': the vocabulary has %d tokens, but the model %d; put the model's own there", text,
-            words->size, V);
+    mlm_check_texts(words, V, "--fill");
     token_ids_add(&ids, words->cls);
     wordpiece_encode(&ids, words, text, strlen(text));
     token_ids_add(&ids, words->sep);

@@ -180,6 +180,17 @@ static inline void mlm_check_words(const MlmData* data, const WordPiece* words) 
             data->text.files.shard[0].path, v->V);
 }
 
+// End with USAGE unless the texts of `flag` can be encoded for a model of V tokens.
+static inline void mlm_check_texts(const WordPiece* words, int V, const char* flag) {
+    if (words->size == 0)
+        die(USAGE,
+            "%s: there is no vocab.txt or tokenizer.json to encode texts with; put the model's into its directory",
+            flag);
+    if (words->size > V)
+        die(USAGE, "%s: the vocabulary has %d tokens, but the model %d; put the model's own into its directory", flag,
+            words->size, V);
+}
+
 static inline void mlm_source_close(MlmSource* source) {
     if (source->is_ahead) prefetch_close(&source->ahead);
     mlm_loader_close(&source->loader);

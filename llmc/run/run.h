@@ -202,7 +202,7 @@ static inline int run_is_missing(const Run* r, const char* key) {
 // the average is swapped in.
 static inline int run_begin(Run* r, uint64_t tokens, const char* about, double step_tokens) {
     session_begin(&r->session, &r->log);
-    steps_begin(&r->steps, &r->session, &r->grad_sync, r->buffers);
+    steps_begin(&r->steps, &r->session, &r->grad_sync);
     steps_print_start(&r->steps, &r->session, r->buffers->table.parameters, tokens, about, step_tokens);
     memory_plan_print(stdout, &r->plan);
     r->schedule = session_schedule(&r->session);
@@ -339,11 +339,10 @@ static inline int run_end_step(Run* r, int pauses) {
 // ---------------------------------------------------------------------------------------------------------
 // Validation
 
-// Advance to this rank's next micro-batch of the validation, and report progress. A `signal` (0: none) ends the loop
-// early, on this rank. Returns 0 after the last one: then share->is_stopped tells whether any rank received a signal.
-// All ranks call it.
+// Advance to this rank's next micro-batch of the validation. A `signal` (0: none) ends the loop early, on this rank.
+// Returns 0 after the last one: then share->is_stopped tells whether any rank received a signal. All ranks call it.
 static inline int run_next_val(Run* r, ValShare* share, int signal) {
-    if (share->count) steps_evaluating(&r->log, &r->session, "validation", (double)share->next, (double)share->batches);
+    group_begin_work(&r->group);
     if (!signal && val_share_next(share)) return 1;
     share->is_stopped = group_any(&r->group, signal != 0);
     return 0;

@@ -144,7 +144,6 @@ static inline void session_begin(Session* s, Log* log) {
     flags_to_json(&settings, s->flags, s->flag_count);
     log_line(log, &settings);
     free(settings.text);
-    if (*s->out && s->token_scans.length) session_write(s, SESSION_TOKEN_SCANS, &s->token_scans);
     s->writer = (CheckpointWriter*)xcalloc(1, sizeof *s->writer);
     writer_open(s->writer, s->group, log, s->checkpoint ? s->step : -1);
 }
@@ -189,8 +188,7 @@ static inline void session_close(Session* s) {
     run_lock_close(s->lock), free(s->lock);
     tokenizer_free(&s->tokenizer);
     tokenizer_files_free(&s->tokenizer_files);
-    free(s->token_scans.text), free(s->checkpoint), free(s->started), free(s->matmul_cache), free(s->matmul_plans),
-        free(s->fp8);
+    free(s->checkpoint), free(s->started), free(s->matmul_cache), free(s->matmul_plans), free(s->fp8);
     flags_free(s->flags, s->flag_count);
 }
 

@@ -12,7 +12,6 @@
 #include "llmc/run/best.h"
 #include "llmc/run/settings.h"
 
-#define SESSION_TOKEN_SCANS "largest_tokens.txt"
 enum { SESSION_LOCK_LOST = -1 };
 
 typedef struct {
@@ -47,7 +46,6 @@ typedef struct {
     WeightAverage average;
     Tokenizer tokenizer;
     TokenizerFiles tokenizer_files;
-    Text token_scans;  // largest tokens of the data's shards, for OUT (run/vocabulary.h)
 } Session;
 
 // ---------------------------------------------------------------------------------------------------------

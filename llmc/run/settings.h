@@ -70,11 +70,6 @@ static inline void settings_default(Flag* table, int count, const char* long_nam
     settings_find(table, count, long_name)->default_text = text;
 }
 
-// Replace the maximum of a row.
-static inline void settings_most(Flag* table, int count, const char* long_name, double most) {
-    settings_find(table, count, long_name)->max = most;
-}
-
 // Replace the help of a row.
 static inline void settings_help(Flag* table, int count, const char* long_name, const char* text) {
     settings_find(table, count, long_name)->help = text;

@@ -5,6 +5,7 @@
 
 #include "llmc/device/energy.h"
 #include "llmc/device/readback.h"
+#include "llmc/optim/fp8_report.h"
 #include "llmc/optim/model_buffers.h"
 #include "llmc/profile/report.h"
 #include "llmc/run/nonfinite.h"
@@ -25,13 +26,6 @@ typedef struct {
     const char* names[STEP_LOSSES];
 } StepLosses;
 
-// An evaluation makes progress: restart its watch, and on rank 0 report to a terminal.
-static inline void steps_evaluating(Log* log, const Session* s, const char* what, double done, double all) {
-    group_begin_work(s->group);
-    if (s->group->rank == 0 && isatty(STDERR_FILENO))
-        log_progress(&log->progress, stderr, what, done, all, now_seconds());
-}
-
 // A launched step whose results are not read yet.
 typedef struct {
     int64_t step;  // its number, from 1
@@ -48,12 +42,11 @@ typedef struct {
     const Readback* last;                     // its end is the start of the next step to finish
     Context* ctx;
     const GradSync* grad_sync;
-    const ModelBuffers* buffers;
     StepGraph graph;
     double peak_flops;     // of the hardware of all ranks, per second
     int peak_is_measured;  // 1: this device is not in the table of data-sheet peaks
     Profiler profiler;
-    EnergyMeter energy;  // on rank 0, which writes the log, and on all ranks with --profile
+    EnergyMeter energy;  // on rank 0, which writes the log, and on all ranks with --profile-energy
 } Steps;
 
 // Check --profile and --graph before anything is written. There must be steps to profile.
@@ -80,18 +73,18 @@ static inline void steps_restart_clock(Steps* s) {
     readback_record(s->ctx, &s->clock);
     s->last = &s->clock;
     energy_begin(&s->energy, now_seconds());
-    profiler_pause(&s->profiler);
 }
 
 // Start at the session's current step.
-static inline void steps_begin(Steps* s, const Session* session, const GradSync* grad_sync, const ModelBuffers* b) {
+static inline void steps_begin(Steps* s, const Session* session, const GradSync* grad_sync) {
     const Settings* settings = session->settings;
     s->finished = session->step;
     s->ctx = session->ctx;
-    s->grad_sync = grad_sync, s->buffers = b;
+    s->grad_sync = grad_sync;
     s->peak_flops = profiler_peak_flops(session->ctx) * session->group->size;
     s->peak_is_measured = profiler_known_peak() == 0;
-    if (settings->profile || (session->group->rank == 0 && *settings->out)) energy_open(&s->energy);
+    if (settings->profile_energy || (session->group->rank == 0 && *settings->out)) energy_open(&s->energy);
+    if (settings->profile_energy && !s->energy.device) warn("--profile-energy 1: NVML has no energy counter here");
     profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->fp8 > 0, session->step,
                   session->ctx);
     s->profiler.meter = s->energy.device ? &s->energy : NULL;
@@ -260,8 +253,8 @@ static inline ProfiledRun steps_profiled(const Steps* s, const Session* session,
     memset(&run, 0, sizeof run);
     run.out = session->settings->out, run.lock = session->lock;
     run.passes = settings_passes_name(session->settings->passes);
-    run.plan = plan, run.fp8 = s->buffers ? &s->buffers->fp8 : NULL;
-    run.flops = newest->work.flops, run.tokens = newest->work.tokens;
+    run.plan = plan;
+    run.flops = newest->work.flops;
     run.group = session->group;
     run.broadcast_overlaps = READBACK_LAG > 0 && session->settings->zero && session->group->size > 1;
     return run;

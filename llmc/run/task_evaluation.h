@@ -53,10 +53,10 @@ static inline void task_evaluation_begin(TaskEvaluation* e, TaskData* data, MlmB
     if (data->task == TASK_ANSWER) squad_begin(&data->val_questions);
 }
 
-// Fill the batch with this rank's next examples, and report progress. Returns 0 if none are left, or early because of a
-// `signal` (0: none). All ranks call it.
+// Fill the batch with this rank's next examples. Returns 0 if none are left, or early because of a `signal` (0: none).
+// All ranks call it.
 static inline int task_evaluation_next(TaskEvaluation* e, Run* r, int signal) {
-    if (e->next) steps_evaluating(&r->log, &r->session, "validation", e->next, e->count);
+    group_begin_work(&r->group);
     if (!signal &&
         examples_batch_next(e->batch, e->number, &e->data->val, &e->next, e->count, e->B, e->rank, e->ranks) > 0)
         return 1;

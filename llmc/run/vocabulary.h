@@ -1,5 +1,4 @@
-/* The vocabulary of a language model: find the tokenizer, and check that the model has every token of the data.
- */
+/* The vocabulary of a language model: find the tokenizer, and check that the model has every token of the data. */
 #ifndef LLMC_RUN_VOCABULARY_H
 #define LLMC_RUN_VOCABULARY_H
 
@@ -7,8 +6,6 @@
 #include "llmc/data/lm/token_scan.h"
 #include "llmc/run/lm_data.h"
 #include "llmc/run/session.h"
-
-enum { VOCABULARY_MAX_FILE = 1 << 26 };  // bytes of OUT/largest_tokens.txt
 
 // Open the tokenizer of the first of these directories that has one: checkpoint, model, data. Reads all of its files
 // now, because the directory may be gone when the run saves.
@@ -48,36 +45,25 @@ static inline int vocabulary_is_beside(const Session* s, const Shards* shards, i
     return is_beside;
 }
 
-// Scan the shards, distributed over the ranks, except shards in `known`, the results of earlier scans. Adds the bytes
-// read to *bytes and the results to s->token_scans.
-static inline TokenScan* vocabulary_scan(Session* s, const Shards* shards, const char* known, double* bytes) {
+// Scan the shards, distributed over the ranks. Adds the bytes read to *bytes.
+static inline TokenScan* vocabulary_scan(const Session* s, const Shards* shards, double* bytes) {
     const int ranks = s->group->size;
     const size_t n = (size_t)shards->count;
     TokenScan *mine = (TokenScan*)xcalloc(n, sizeof *mine), *all = (TokenScan*)xcalloc(n * (size_t)ranks, sizeof *all);
-    for (size_t i = 0; i < n && s->group->rank == 0; i++) {
-        mine[i] = token_scan_begin(&shards->shard[i]);
-        if (known) token_scan_recall(&mine[i], known);
-    }
-    group_broadcast(s->group, mine, n * sizeof *mine);
     for (size_t i = 0; i < n; i++) {
-        if (mine[i].is_known) continue;
-        *bytes += (double)mine[i].bytes;
+        *bytes += (double)shards->shard[i].tokens * shards->shard[i].width;
         if ((int)(i % (size_t)ranks) == s->group->rank) token_scan_read(&mine[i], &shards->shard[i]);
     }
-    checkpoint_gather(s->group, all, mine, n * sizeof *mine);
-    for (size_t i = 0; i < n; i++) {
-        mine[i] = all[(i % (size_t)ranks) * n + i];
-        token_scan_write(&s->token_scans, &mine[i]);
-    }
+    group_gather(s->group, all, mine, n * sizeof *mine);
+    for (size_t i = 0; i < n; i++) mine[i] = all[(i % (size_t)ranks) * n + i];
     free(all);
     return mine;
 }
 
 // Ends with USAGE if a token of the shards is not below V. Returns the largest token.
-static inline uint32_t vocabulary_check_shards(Session* s, const Shards* shards, int V, const char* known,
-                                               double* bytes) {
+static inline uint32_t vocabulary_check_shards(const Session* s, const Shards* shards, int V, double* bytes) {
     uint32_t largest = 0;
-    TokenScan* scan = vocabulary_scan(s, shards, known, bytes);
+    TokenScan* scan = vocabulary_scan(s, shards, bytes);
     for (int i = 0; i < shards->count; i++) {
         if (scan[i].largest >= (uint32_t)V)
             checkpoint_die(s->group, USAGE,
@@ -91,20 +77,18 @@ static inline uint32_t vocabulary_check_shards(Session* s, const Shards* shards,
 }
 
 // Before step 0: end with USAGE if the training or validation data has a token that the model lacks. Data next to the
-// run's tokenizer is not scanned. The results for other data are saved in OUT (session_begin()). A scan may take long,
-// and nothing is written yet, so meanwhile signals end the program. All ranks call it.
-static inline void vocabulary_check(Session* s, const LmData* data, int V) {
+// run's tokenizer is not scanned. A scan may take long, and nothing is written yet, so meanwhile signals end the program.
+// All ranks call it.
+static inline void vocabulary_check(const Session* s, const LmData* data, int V) {
     const Shards* const sets[] = {&data->train_shards, data->has_val ? &data->val_shards : NULL};
     double bytes = 0, began = now_seconds();
     uint32_t largest = 0;
     int shards = 0;
     if (s->settings->evaluate) return;
     StopHandler on_stop = process_on_stop(SIG_DFL);
-    char *path = xprintf("%s/%s", s->out, SESSION_TOKEN_SCANS), *known = NULL;
-    if (*s->out && file_exists(path)) known = read_file(path, VOCABULARY_MAX_FILE, NULL, USAGE);
     for (size_t i = 0; i < COUNT_OF(sets); i++) {
         if (!sets[i] || !group_any(s->group, !vocabulary_is_beside(s, sets[i], V))) continue;
-        uint32_t most = vocabulary_check_shards(s, sets[i], V, known, &bytes);
+        uint32_t most = vocabulary_check_shards(s, sets[i], V, &bytes);
         largest = most > largest ? most : largest;
         shards += sets[i]->count;
     }
@@ -115,7 +99,6 @@ static inline void vocabulary_check(Session* s, const LmData* data, int V) {
         fflush(stdout);
     }
     process_on_stop(on_stop);
-    free(path), free(known);
 }
 
 #endif

@@ -261,37 +261,4 @@ static inline uint32_t shards_fingerprint(const Shards* s) {
     return crc;
 }
 
-// Create or replace one shard of n tokens, each `width` (2 or 4) bytes, flushed to the disk. Returns 0, or -1
-// with errno; what is then at `path` is incomplete, so write to a temporary name and rename.
-static inline int shard_write(const char* path, const int* tokens, uint64_t n, int width) {
-    enum { CHUNK = 65536 };
-    int32_t header[SHARD_HEADER_INTS];
-    CHECK(width == 2 || width == 4);
-    memset(header, 0, sizeof(header));
-    header[0] = width == 2 ? SHARD_MAGIC_UINT16 : SHARD_MAGIC_UINT32;
-    header[1] = width == 2 ? SHARD_VERSION_UINT16 : SHARD_VERSION_UINT32;
-    header[2] = (int32_t)(uint32_t)n;
-    header[3] = (int32_t)(uint32_t)(n >> 32);
-
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) return -1;
-    int bad = write_all(fd, header, sizeof(header)) != 0;
-    uint16_t* narrow = (uint16_t*)xmalloc(CHUNK * sizeof(uint16_t));
-    for (uint64_t i = 0; i < n && !bad; i += CHUNK) {
-        size_t m = n - i < CHUNK ? (size_t)(n - i) : (size_t)CHUNK;
-        if (width == 2) {
-            for (size_t k = 0; k < m; k++) narrow[k] = (uint16_t)tokens[i + k];
-            bad = write_all(fd, narrow, m * sizeof(uint16_t)) != 0;
-        } else {
-            bad = write_all(fd, tokens + i, m * sizeof(int)) != 0;
-        }
-    }
-    bad = bad || fsync(fd) != 0;
-    int saved = errno;
-    free(narrow);
-    if (close(fd) != 0 && !bad) return -1;
-    errno = saved;
-    return bad ? -1 : 0;
-}
-
 #endif

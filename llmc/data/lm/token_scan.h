@@ -1,8 +1,5 @@
 /* Find the largest token of a shard. Otherwise a vocabulary too small for the data would be noticed only at the first
- * such token, perhaps thousands of steps into a run. All threads read; the disk or the page cache is the limit.
- *
- * The result of a scan is kept as a line of text for each shard: size in bytes, modification time in nanoseconds,
- * fingerprint, largest token, position of its first occurrence. A shard with the same first three is not read again. */
+ * such token, perhaps thousands of steps into a run. All threads read; the disk or the page cache is the limit. */
 #ifndef LLMC_DATA_LM_TOKEN_SCAN_H
 #define LLMC_DATA_LM_TOKEN_SCAN_H
 
@@ -11,24 +8,9 @@
 enum { SCAN_PIECE = 1 << 16 };  // bytes that a thread reads at once: they stay in its cache
 
 typedef struct {
-    uint64_t bytes;  // of the file
-    int64_t time;    // modification time, in ns
-    uint32_t fingerprint;
     uint32_t largest;
     uint64_t position;  // of the first occurrence of the largest token
-    int is_known;       // the last two are set
 } TokenScan;
-
-// Everything except the largest token.
-static inline TokenScan token_scan_begin(const Shard* file) {
-    struct stat st;
-    TokenScan s = {.fingerprint = shard_fingerprint(file, 0)};
-    if ((file->fd >= 0 ? fstat(file->fd, &st) : stat(file->path, &st)) != 0)
-        die(FAILED, "%s: cannot be read: %s", file->path, strerror(errno));
-    s.bytes = (uint64_t)st.st_size;
-    s.time = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
-    return s;
-}
 
 // The largest of n tokens of `width` bytes.
 static inline uint32_t token_scan_largest(const void* tokens, size_t n, int width) {
@@ -80,27 +62,6 @@ static inline void token_scan_read(TokenScan* s, const Shard* file) {
     if (failed >= 0)
         die(FAILED, "%s: cannot be read: %s", file->path,
             failed ? strerror(failed) : "the file became shorter while it was in use");
-    s->is_known = 1;
-}
-
-static inline void token_scan_write(Text* t, const TokenScan* s) {
-    text_printf(t, "%llu %lld %08x %u %llu\n", (unsigned long long)s->bytes, (long long)s->time, s->fingerprint,
-                s->largest, (unsigned long long)s->position);
-}
-
-// Look the shard up among lines of token_scan_write(). Damaged lines match no shard.
-static inline void token_scan_recall(TokenScan* s, const char* lines) {
-    char* key = xprintf("%llu %lld %08x ", (unsigned long long)s->bytes, (long long)s->time, s->fingerprint);
-    const size_t n = strlen(key);
-    for (const char* line = lines; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-        unsigned largest;
-        unsigned long long position;
-        char end;
-        if (strncmp(line, key, n) != 0 || sscanf(line + n, "%10u %20llu%c", &largest, &position, &end) != 3) continue;
-        if (end != '\n') continue;
-        s->largest = largest, s->position = position, s->is_known = 1;
-    }
-    free(key);
 }
 
 #endif

@@ -211,35 +211,4 @@ static inline void sentences_read(int* out, const Sentences* s, uint64_t documen
         }
 }
 
-// Create or replace one file, flushed to the disk: tokens [h.tokens], begin [h.sentences + 1], first [h.documents + 1],
-// continues [sentences_words(h.V)]. Returns 0, or -1 with errno; what is then at `path` is incomplete.
-static inline int sentences_write(const char* path, SentencesHeader h, const int* tokens, const uint32_t* begin,
-                                  const uint32_t* first, const uint32_t* continues) {
-    int width = h.V <= 65536 ? 2 : 4;
-    size_t bytes = round_up((size_t)h.tokens * (size_t)width, 4);
-    int32_t header[SHARD_HEADER_INTS];
-    memset(header, 0, sizeof(header));
-    header[0] = SENTENCES_MAGIC;
-    header[1] = width == 2 ? SENTENCES_VERSION_UINT16 : SENTENCES_VERSION_UINT32;
-    header[2] = (int32_t)h.tokens, header[3] = (int32_t)h.sentences, header[4] = (int32_t)h.documents, header[5] = h.V;
-    header[6] = h.pad, header[7] = h.unk, header[8] = h.cls, header[9] = h.sep, header[10] = h.mask;
-    header[11] = (int32_t)(uint32_t)h.hash, header[12] = (int32_t)(uint32_t)(h.hash >> 32);
-    char* raw = (char*)xcalloc(bytes, 1);
-    if (width == 4) memcpy(raw, tokens, bytes);
-    for (size_t i = 0; i < h.tokens && width == 2; i++) {
-        uint16_t token = (uint16_t)tokens[i];
-        memcpy(raw + 2 * i, &token, sizeof(token));
-    }
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    int bad = fd < 0 || write_all(fd, header, sizeof(header)) != 0 || write_all(fd, raw, bytes) != 0 ||
-              write_all(fd, begin, 4 * ((size_t)h.sentences + 1)) != 0 ||
-              write_all(fd, first, 4 * ((size_t)h.documents + 1)) != 0 ||
-              write_all(fd, continues, (size_t)(4 * sentences_words(h.V))) != 0 || fsync(fd) != 0;
-    int saved = errno;
-    free(raw);
-    if (fd >= 0 && close(fd) != 0 && !bad) return -1;
-    errno = saved;
-    return bad ? -1 : 0;
-}
-
 #endif

@@ -46,29 +46,6 @@ __device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
                  : "memory");
 }
 
-// mapa and mbarrier.arrive on the barrier at the same address in block `rank` of the cluster. The arrival signals that
-// this thread's asynchronous matmuls and copies are complete, so the default scope is enough: release.cluster would
-// wait for all of the thread's stores each time.
-__device__ inline void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
-    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-                 "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
-                 "r"(rank)
-                 : "memory");
-}
-
-// barrier.cluster: wait for all threads of the cluster. No block may exit while others still use its shared memory.
-__device__ inline void cluster_sync(void) {
-    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// griddepcontrol.wait: wait until the kernels before this one in its stream are complete and their results visible.
-// Needed in kernels whose launch has cudaLaunchAttributeProgrammaticStreamSerialization, before they touch global
-// memory.
-__device__ inline void grid_dependency_wait(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// griddepcontrol.launch_dependents: let blocks of the next kernel, if its launch has that attribute, start as soon as
-// there is room.
-__device__ inline void grid_launch_dependents(void) { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 // bar.sync: wait until `threads` threads of the block have reached barrier `id`. __syncthreads() uses id 0.
 __device__ inline void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -62,22 +62,6 @@ __device__ inline void tma_load_3d(uint32_t tile, const CUtensorMap* map, int ch
         : "memory");
 }
 
-// The same, multicast to the blocks of the cluster in the bit mask `blocks`, each at the same address and `barrier`.
-__device__ inline void tma_load_3d_multicast(uint32_t tile, const CUtensorMap* map, int channel, int head, int row,
-                                             uint32_t barrier, uint16_t blocks) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-                 "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(tile),
-                 "l"(map), "r"(channel), "r"(head), "r"(row), "r"(barrier), "h"(blocks)
-                 : "memory");
-}
-
-// cp.async.bulk.prefetch.tensor.3d: bring the box at (channel, head, row) into L2.
-__device__ inline void tma_prefetch_3d(const CUtensorMap* map, int channel, int head, int row) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(channel), "r"(head),
-                 "r"(row)
-                 : "memory");
-}
-
 // cp.async.bulk: copy `bytes` contiguous bytes. The size and both addresses are multiples of 16. `barrier` counts them.
 __device__ inline void bulk_copy_g2s(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
     asm volatile(
@@ -85,22 +69,6 @@ __device__ inline void bulk_copy_g2s(uint32_t shared, const void* global, uint32
         "l"(global), "r"(bytes), "r"(barrier)
         : "memory");
 }
-
-// ---------------------------------------------------------------------------------------------------------
-// Copies from shared to global memory, in bulk groups of one thread
-
-// cp.async.bulk.tensor.3d: copy `tile` to the box at (channel, head, row). Elements outside the tensor are not written.
-// Writes to the tile must be followed by fence_proxy_async_shared() and a barrier.
-__device__ inline void tma_store_3d(const CUtensorMap* map, int channel, int head, int row, uint32_t tile) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
-                 "r"(channel), "r"(head), "r"(row), "r"(tile)
-                 : "memory");
-}
-
-// cp.async.bulk.commit_group: the copies since the last commit are one group.
-__device__ inline void bulk_commit_group(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// cp.async.bulk.wait_group.read: wait until no group reads shared memory any more.
-__device__ inline void bulk_wait_group_read(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // ---------------------------------------------------------------------------------------------------------
 // Tiles between shared memory and the fragments of mma and wgmma

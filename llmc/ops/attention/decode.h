@@ -116,19 +116,6 @@ __global__ void __launch_bounds__(DECODE_THREADS)
     out[head + threadIdx.x] = from_float<floatX>(sum / all);
 }
 
-static inline void attention_decode(floatX* out, const floatX* qkv, int position, int NH, int HS, Context* ctx) {
-    constexpr int W = Vector<floatX>::SIZE, WIDE = DECODE_HS / (WARP * W);
-    CHECK(position >= 0 && attention_decode_takes(HS));
-    Scope scope = attention_decode_scope(ctx, position, NH, HS);
-    auto kernel = !rows_are_vectors<floatX>(HS) ? attention_decode_kernel<1, WARP, DECODE_HS / WARP>
-                  : HS <= 64                    ? attention_decode_kernel<W, 64 / W, 1>
-                  : HS <= 128                   ? attention_decode_kernel<W, 128 / W, 1>
-                                                : attention_decode_kernel<W, WARP, WIDE>;
-    kernel<<<(unsigned)NH, DECODE_THREADS, 0, ctx->stream>>>(out, qkv, position, NH, HS, (float)(1 / sqrt((double)HS)));
-    cudaCheck(cudaGetLastError());
-    scope_close(&scope);
-}
-
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU
@@ -176,12 +163,23 @@ static inline void attention_decode_item(floatX* out, const floatX* qkv, DecodeI
     for (int i = first * HS; i < last * HS; i++) out[i] /= sums[i / HS - first];
 }
 
+#endif
+
 static inline void attention_decode(floatX* out, const floatX* qkv, int position, int NH, int HS, Context* ctx) {
     CHECK(position >= 0 && attention_decode_takes(HS));
+    Scope scope = attention_decode_scope(ctx, position, NH, HS);
+#ifdef __CUDACC__
+    constexpr int W = Vector<floatX>::SIZE, WIDE = DECODE_HS / (WARP * W);
+    auto kernel = !rows_are_vectors<floatX>(HS) ? attention_decode_kernel<1, WARP, DECODE_HS / WARP>
+                  : HS <= 64                    ? attention_decode_kernel<W, 64 / W, 1>
+                  : HS <= 128                   ? attention_decode_kernel<W, 128 / W, 1>
+                                                : attention_decode_kernel<W, WARP, WIDE>;
+    kernel<<<(unsigned)NH, DECODE_THREADS, 0, ctx->stream>>>(out, qkv, position, NH, HS, (float)(1 / sqrt((double)HS)));
+    cudaCheck(cudaGetLastError());
+#else
     int heads = (NH + device_threads() - 1) / device_threads(), items = (NH + heads - 1) / heads;
     size_t width = round_up((size_t)position + 1, ATTENTION_PANEL);
     size_t each = round_up((size_t)heads * (width + 1), 64 / sizeof(real));
-    Scope scope = attention_decode_scope(ctx, position, NH, HS);
     real* scratch = (real*)device_scratch(ctx, (size_t)items * each * sizeof(real));
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < items; i++) {
@@ -194,8 +192,8 @@ static inline void attention_decode(floatX* out, const floatX* qkv, int position
                            .width = width};
         attention_decode_item(out, qkv, item);
     }
+#endif
     scope_close(&scope);
 }
 
-#endif
 #endif

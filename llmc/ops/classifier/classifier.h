@@ -226,45 +226,6 @@ static inline unsigned classifier_threads(int V, int width, int alone) {
     return (unsigned)min_size(most, round_up((size_t)V / (size_t)width + 1, WARP));
 }
 
-static inline void classifier_forward(Losses losses, const floatX* logits, const int* targets, int N, int V, int Vp,
-                                      Context* ctx) {
-    const int WIDTH = Vector<floatX>::SIZE;
-    Scope scope = scope_open(ctx, "classifier_forward", CLASSIFIER_FORWARD_FLOPS(N, V), CLASSIFIER_FORWARD_BYTES(N, V),
-                             "N=%d V=%d Vp=%d", N, V, Vp);
-    if (rows_are_vectors<floatX>(Vp))
-        classifier_forward_kernel<WIDTH><<<blocks_for(N, 1), classifier_threads(V, WIDTH, 0), 0, ctx->stream>>>(
-            losses, ctx->arrivals, logits, targets, V, Vp);
-    else
-        classifier_forward_kernel<1><<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(
-            losses, ctx->arrivals, logits, targets, V, Vp);
-    cudaCheck(cudaGetLastError());
-    scope_close(&scope);
-}
-
-static inline void classifier_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale, int N,
-                                       int V, int Vp, Context* ctx) {
-    const int WIDTH = Vector<floatX>::SIZE;
-    Scope scope = scope_open(ctx, "classifier_backward", CLASSIFIER_BACKWARD_FLOPS(N, V),
-                             CLASSIFIER_BACKWARD_BYTES(N, V, Vp), "N=%d V=%d Vp=%d", N, V, Vp);
-    // margin: shared memory besides the row, for reductions and the system's reserve per block.
-    size_t row = (size_t)V * sizeof(floatX), margin = 2048;
-    if (rows_are_vectors<floatX>(Vp) && row + margin <= ctx->shared_of_block) {
-        int alone = 2 * (row + margin) > ctx->shared_of_multiprocessor;
-        kernel_allow_shared(classifier_backward_kernel<WIDTH, 1>, row, ctx);
-        classifier_backward_kernel<WIDTH, 1>
-            <<<blocks_for(N, 1), classifier_threads(V, WIDTH, alone), row, ctx->stream>>>(losses, ctx->arrivals, logits,
-                                                                                          targets, loss_scale, V, Vp);
-    } else if (rows_are_vectors<floatX>(Vp)) {
-        classifier_backward_kernel<WIDTH, 0><<<blocks_for(N, 1), classifier_threads(V, WIDTH, 0), 0, ctx->stream>>>(
-            losses, ctx->arrivals, logits, targets, loss_scale, V, Vp);
-    } else {
-        classifier_backward_kernel<1, 0><<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(
-            losses, ctx->arrivals, logits, targets, loss_scale, V, Vp);
-    }
-    cudaCheck(cudaGetLastError());
-    scope_close(&scope);
-}
-
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU: a work item is a row. Maximum and sum are computed in CLASSIFIER_LANES lanes, so that the loops vectorize, in an
@@ -301,10 +262,22 @@ static inline double classifier_sum(floatX* exponentials, const floatX* x, int V
     return sum;
 }
 
+#endif
+
 static inline void classifier_forward(Losses losses, const floatX* logits, const int* targets, int N, int V, int Vp,
                                       Context* ctx) {
     Scope scope = scope_open(ctx, "classifier_forward", CLASSIFIER_FORWARD_FLOPS(N, V), CLASSIFIER_FORWARD_BYTES(N, V),
                              "N=%d V=%d Vp=%d", N, V, Vp);
+#ifdef __CUDACC__
+    const int WIDTH = Vector<floatX>::SIZE;
+    if (rows_are_vectors<floatX>(Vp))
+        classifier_forward_kernel<WIDTH><<<blocks_for(N, 1), classifier_threads(V, WIDTH, 0), 0, ctx->stream>>>(
+            losses, ctx->arrivals, logits, targets, V, Vp);
+    else
+        classifier_forward_kernel<1><<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(
+            losses, ctx->arrivals, logits, targets, V, Vp);
+    cudaCheck(cudaGetLastError());
+#else
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* x = logits + (size_t)n * (size_t)Vp;
@@ -314,6 +287,7 @@ static inline void classifier_forward(Losses losses, const floatX* logits, const
         losses.each[n] = (real)((double)max + log(classifier_sum(NULL, x, V, max)) - (double)x[targets[n]]);
     }
     losses_add_ref(losses, N);
+#endif
     scope_close(&scope);
 }
 
@@ -321,6 +295,25 @@ static inline void classifier_backward(Losses losses, floatX* logits, const int*
                                        int V, int Vp, Context* ctx) {
     Scope scope = scope_open(ctx, "classifier_backward", CLASSIFIER_BACKWARD_FLOPS(N, V),
                              CLASSIFIER_BACKWARD_BYTES(N, V, Vp), "N=%d V=%d Vp=%d", N, V, Vp);
+#ifdef __CUDACC__
+    // margin: shared memory besides the row, for reductions and the system's reserve per block.
+    const int WIDTH = Vector<floatX>::SIZE;
+    size_t row = (size_t)V * sizeof(floatX), margin = 2048;
+    if (rows_are_vectors<floatX>(Vp) && row + margin <= ctx->shared_of_block) {
+        int alone = 2 * (row + margin) > ctx->shared_of_multiprocessor;
+        kernel_allow_shared(classifier_backward_kernel<WIDTH, 1>, row, ctx);
+        classifier_backward_kernel<WIDTH, 1>
+            <<<blocks_for(N, 1), classifier_threads(V, WIDTH, alone), row, ctx->stream>>>(losses, ctx->arrivals, logits,
+                                                                                          targets, loss_scale, V, Vp);
+    } else if (rows_are_vectors<floatX>(Vp)) {
+        classifier_backward_kernel<WIDTH, 0><<<blocks_for(N, 1), classifier_threads(V, WIDTH, 0), 0, ctx->stream>>>(
+            losses, ctx->arrivals, logits, targets, loss_scale, V, Vp);
+    } else {
+        classifier_backward_kernel<1, 0><<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(
+            losses, ctx->arrivals, logits, targets, loss_scale, V, Vp);
+    }
+    cudaCheck(cudaGetLastError());
+#else
     double scaled = (double)(real)losses.scale * (loss_scale ? (double)*loss_scale : 1);
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
@@ -339,8 +332,8 @@ static inline void classifier_backward(Losses losses, floatX* logits, const int*
         memset(x + used, 0, (size_t)(Vp - used) * sizeof *x);
     }
     losses_add_ref(losses, N);
+#endif
     scope_close(&scope);
 }
-#endif
 
 #endif

@@ -106,24 +106,6 @@ __global__ void __launch_bounds__(SPAN_THREADS)
     classifier_add_losses(losses, classifier_put_loss(losses, loss, arrivals));
 }
 
-static inline void span_forward(Losses losses, const floatX* logits, const int* targets, const Sequences* s, int Kp,
-                                Context* ctx) {
-    Scope scope = span_scope(ctx, FORWARD, s, Kp);
-    span_kernel<0><<<blocks_for((size_t)s->count, 1) * SPAN_ENDS, SPAN_THREADS, 0, ctx->stream>>>(
-        losses, ctx->arrivals, (floatX*)logits, targets, NULL, s->cu_seqlens, Kp);
-    cudaCheck(cudaGetLastError());
-    scope_close(&scope);
-}
-
-static inline void span_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
-                                 const Sequences* s, int Kp, Context* ctx) {
-    Scope scope = span_scope(ctx, BACKWARD, s, Kp);
-    span_kernel<1><<<blocks_for((size_t)s->count, 1) * SPAN_ENDS, SPAN_THREADS, 0, ctx->stream>>>(
-        losses, ctx->arrivals, logits, targets, loss_scale, s->cu_seqlens, Kp);
-    cudaCheck(cudaGetLastError());
-    scope_close(&scope);
-}
-
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU: a work item is one span end of one sequence.
@@ -145,9 +127,16 @@ static inline real span_end(floatX* x, int length, int target, int Kp, double fa
     return loss;
 }
 
+#endif
+
 static inline void span_forward(Losses losses, const floatX* logits, const int* targets, const Sequences* s, int Kp,
                                 Context* ctx) {
     Scope scope = span_scope(ctx, FORWARD, s, Kp);
+#ifdef __CUDACC__
+    span_kernel<0><<<blocks_for((size_t)s->count, 1) * SPAN_ENDS, SPAN_THREADS, 0, ctx->stream>>>(
+        losses, ctx->arrivals, (floatX*)logits, targets, NULL, s->cu_seqlens, Kp);
+    cudaCheck(cudaGetLastError());
+#else
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < SPAN_ENDS * s->count; i++) {
         int begin = s->cu_seqlens[i / SPAN_ENDS], length = s->cu_seqlens[i / SPAN_ENDS + 1] - begin;
@@ -155,12 +144,18 @@ static inline void span_forward(Losses losses, const floatX* logits, const int* 
         losses.each[i] = span_end(x, length, targets[i], Kp, 0);
     }
     losses_add_ref(losses, SPAN_ENDS * s->count);
+#endif
     scope_close(&scope);
 }
 
 static inline void span_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
                                  const Sequences* s, int Kp, Context* ctx) {
     Scope scope = span_scope(ctx, BACKWARD, s, Kp);
+#ifdef __CUDACC__
+    span_kernel<1><<<blocks_for((size_t)s->count, 1) * SPAN_ENDS, SPAN_THREADS, 0, ctx->stream>>>(
+        losses, ctx->arrivals, logits, targets, loss_scale, s->cu_seqlens, Kp);
+    cudaCheck(cudaGetLastError());
+#else
     double factor = losses.scale * (loss_scale ? (double)*loss_scale : 1);
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < s->count; i++) {
@@ -172,8 +167,8 @@ static inline void span_backward(Losses losses, floatX* logits, const int* targe
             for (int k = SPAN_ENDS; k < Kp; k++) x[(size_t)t * (size_t)Kp + (size_t)k] = 0;
     }
     losses_add_ref(losses, SPAN_ENDS * s->count);
+#endif
     scope_close(&scope);
 }
 
-#endif
 #endif

@@ -1,4 +1,4 @@
-/* Scalar activation functions, for kernels that fuse them.
+/* Scalar activation functions, for kernels that fuse them, and GELU's kernels.
  *
  *   GELU_TANH  y = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))   GPT-2 ("gelu_new")
  *   GELU_ERF   y = 0.5 x (1 + erf(x / sqrt(2)))                      BERT ("gelu")
@@ -8,6 +8,7 @@
 #define LLMC_OPS_COMMON_ACTIVATION_H
 
 #include "llmc/device/device.h"
+#include "llmc/ops/common/launcher.h"
 #include "llmc/ops/common/vector_math.h"
 
 #ifdef __CUDACC__
@@ -82,4 +83,71 @@ HOST_DEVICE static inline real gelu_derivative(real x, Gelu kind) {
     return half * (one + real_tanh(z)) + half * x * real_sech2(z) * slope * (one + (real)(3 * 0.044715) * x * x);
 }
 
+#ifdef __CUDACC__
+// ---------------------------------------------------------------------------------------------------------
+// GELU of whole tensors on the GPU, for gelu.h and for matmul without an epilogue
+
+enum { GELU_THREADS = 256 };
+
+// One thread per 16 bytes of y. The last thread computes the remainder.
+template <Gelu KIND> __global__ void gelu_forward_kernel(floatX* y, const floatX* x, size_t n) {
+    constexpr int W = Vector<floatX>::SIZE;
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i + W <= n) {
+        float v[W];
+        to_floats(v, load128(x + i));
+#pragma unroll
+        for (int k = 0; k < W; k++) v[k] = gelu_value(v[k], KIND);
+        store128(y + i, from_floats<floatX>(v));
+    } else {
+        for (; i < n; i++) y[i] = from_float<floatX>(gelu_value(to_float(x[i]), KIND));
+    }
+}
+
+// One thread per 16 bytes of dx. The last thread computes the remainder.
+template <Gelu KIND, Mode MODE>
+__global__ void gelu_backward_kernel(floatX* dx, const floatX* dy, const floatX* x, size_t n) {
+    constexpr int W = Vector<floatX>::SIZE;
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i + W <= n) {
+        float v[W], d[W], sum[W];
+        Vector<floatX> old = {};
+        if (MODE == ADD) old = load128(dx + i);
+        to_floats(v, load128(x + i));
+        to_floats(d, load128(dy + i));
+        to_floats(sum, old);
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+            d[k] *= gelu_derivative(v[k], KIND);
+            if (MODE == ADD) d[k] += sum[k];
+        }
+        store128(dx + i, from_floats<floatX>(d));
+    } else {
+        for (; i < n; i++) {
+            float d = to_float(dy[i]) * gelu_derivative(to_float(x[i]), KIND);
+            dx[i] = from_float<floatX>(MODE == ADD ? to_float(dx[i]) + d : d);
+        }
+    }
+}
+
+static inline unsigned gelu_blocks(size_t n) { return blocks_for(n, (size_t)GELU_THREADS * Vector<floatX>::SIZE); }
+
+// The launches, without a scope.
+COMPILED_IF_CALLED static inline void gelu_forward_start(floatX* y, const floatX* x, size_t n, Gelu kind,
+                                                         Context* ctx) {
+    if (kind == GELU_ERF) gelu_forward_kernel<GELU_ERF><<<gelu_blocks(n), GELU_THREADS, 0, ctx->stream>>>(y, x, n);
+    else gelu_forward_kernel<GELU_TANH><<<gelu_blocks(n), GELU_THREADS, 0, ctx->stream>>>(y, x, n);
+    cudaCheck(cudaGetLastError());
+}
+
+template <Mode MODE>
+static inline void gelu_backward_start(floatX* dx, const floatX* dy, const floatX* x, size_t n, Gelu kind,
+                                       Context* ctx) {
+    unsigned blocks = gelu_blocks(n);
+    if (kind == GELU_ERF) gelu_backward_kernel<GELU_ERF, MODE><<<blocks, GELU_THREADS, 0, ctx->stream>>>(dx, dy, x, n);
+    else gelu_backward_kernel<GELU_TANH, MODE><<<blocks, GELU_THREADS, 0, ctx->stream>>>(dx, dy, x, n);
+    cudaCheck(cudaGetLastError());
+}
+
+#endif
 #endif

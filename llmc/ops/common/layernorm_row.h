@@ -1,4 +1,4 @@
-/* Layer normalization of one row on the CPU, shared by layernorm and embedding: y = (x - mean) * rstd * w + b.
+/* Layer normalization of one row on the CPU: y = (x - mean) * rstd * w + b.
  *
  * Sums are in real, in LAYERNORM_LANES interleaved partial sums, so the result has the same bits for any number of
  * threads and any vector width. The variance is the population variance, computed in a second pass over the row to

@@ -47,19 +47,6 @@ static inline void embedding_forward_rows(floatX* x, EmbeddingInputs in, Embeddi
     }
 }
 
-static inline void embedding_layernorm_forward_rows(floatX* x, floatX* e, LayerNormStats stats, EmbeddingInputs in,
-                                                    EmbeddingNorm layer, int C, Context* ctx) {
-    (void)ctx;
-    int N = in.s->rows;
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
-        size_t row = (size_t)n * (size_t)C;
-        embedding_row(e + row, in, layer.tables, n, C);
-        layernorm_row(x + row, stats.mean + n, stats.rstd + n, e + row, layer.norm, (size_t)C, layer.eps);
-        if (layer.dropout.threshold) embedding_drop(x + row, layer.dropout, in.s, n, 0, C);
-    }
-}
-
 static inline void embedding_zero(real* table, int rows, int C) {
 #pragma omp parallel for
     for (int i = 0; i < rows; i++) memset(table + (size_t)i * (size_t)C, 0, (size_t)C * sizeof *table);

@@ -1,12 +1,9 @@
-/* Embeddings: the sum of a word, a position and, in BERT, a token-type vector. BERT also normalizes the sum.
+/* Embeddings: the sum of a word, a position and, in BERT, a token-type vector.
  *
  *   forward              x[n] = keep[n] * (word[tokens[n]] + position[s->position[n]] + type[types[n]])
- *   layernorm forward    e[n] = word[tokens[n]] + position[s->position[n]] + type[types[n]]
- *                        x[n] = keep[n] * ((e[n] - mean[n]) * rstd[n] * w + b)           e, mean, rstd are kept
  *   backward             dword[tokens[n]] += keep[n] * dx[n],   and likewise dposition and dtype
  *
- * The backward pass of the second form is layernorm_dropout_backward, then backward without dropout. The
- * padding token (sizes.padding) gets no gradient in the word table.
+ * The padding token (sizes.padding) gets no gradient in the word table.
  *
  * Shapes: x, dx [N, C] with N = s->rows; word [V, C]; position [T, C]; type [types, C], or NULL if the model has none;
  * tokens, types [N]. keep is dropout's factor per channel, 0 or 1 / (1 - p), applied to the sum.
@@ -14,7 +11,7 @@
  * Modes: SET zeroes the whole table first. The word table has its own mode, because a tied head writes to its gradient
  * first.
  * Numerics: sums are in real. The CPU adds rows in order. The GPU adds the rows of each chunk, then the chunks, whose
- * size depends only on the shapes. e is rounded to floatX before it is normalized, with sums as in layernorm.
+ * size depends only on the shapes.
  * Source: Vaswani et al., arXiv 1706.03762; token types: Devlin et al., arXiv 1810.04805. */
 #ifndef LLMC_OPS_EMBEDDING_EMBEDDING_H
 #define LLMC_OPS_EMBEDDING_EMBEDDING_H
@@ -22,7 +19,6 @@
 #include "llmc/base/rng.h"
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/launcher.h"
-#include "llmc/ops/common/layernorm_row.h"
 #ifdef __CUDACC__
 #include "llmc/device/cuda_utils.cuh"
 #include "llmc/ops/common/dropout_mask.h"
@@ -50,14 +46,6 @@ typedef struct {
     const Sequences* s;
 } EmbeddingInputs;
 
-// The tables and the layernorm after the sum.
-typedef struct {
-    Embeddings tables;
-    LayerNorm norm;
-    real eps;
-    Dropout dropout;  // of the result
-} EmbeddingNorm;
-
 // Flops count word and position vectors only. Bytes count min(N, rows) rows of each table, because repeated rows come
 // from a cache. ADD reads and writes that many rows of a gradient; SET writes every row.
 #define EMBEDDING_ROWS(N, rows) ((double)min_int(N, rows))
@@ -66,9 +54,6 @@ typedef struct {
 #define EMBEDDING_FORWARD_BYTES(N, z)                                                                                  \
     ((EMBEDDING_ROWS(N, (z).V) + EMBEDDING_ROWS(N, (z).T) + EMBEDDING_ROWS(N, (z).types) + (N)) * (z).C *              \
      sizeof(floatX))
-#define EMBEDDING_LAYERNORM_FORWARD_FLOPS(N, C) (10.0 * (N) * (C))
-#define EMBEDDING_LAYERNORM_FORWARD_BYTES(N, z)                                                                        \
-    (EMBEDDING_FORWARD_BYTES(N, z) + 1.0 * (N) * (z).C * sizeof(floatX) + 2.0 * (N) * sizeof(real))
 #define EMBEDDING_BACKWARD_FLOPS(N, C) (2.0 * (N) * (C))
 #define EMBEDDING_BACKWARD_BYTES(N, z, word_mode, mode)                                                                \
     (1.0 * (N) * (z).C * sizeof(floatX) +                                                                              \
@@ -91,12 +76,6 @@ typedef struct {
     const real *word, *position, *type;
 } EmbeddingRefTables;
 
-// The layernorm in full precision.
-typedef struct {
-    const real *w, *b;
-    double eps;
-} EmbeddingRefNorm;
-
 // One table's index [N], its number of rows, and the row that gets no gradient; -1: every row gets one.
 typedef struct {
     const int* index;
@@ -114,22 +93,6 @@ static inline void embedding_forward_ref(real* x, EmbeddingInputs in, EmbeddingR
         }
 }
 
-static inline void embedding_layernorm_forward_ref(real* x, const real* e, LayerNormStats stats, EmbeddingRefNorm p,
-                                                   const Sequences* s, int C, Dropout dropout) {
-    for (int n = 0; n < s->rows; n++) {
-        size_t row = (size_t)n * (size_t)C;
-        double sum = 0, sum_sq = 0;
-        for (int c = 0; c < C; c++) sum += e[row + (size_t)c];
-        for (int c = 0; c < C; c++) sum_sq += (e[row + (size_t)c] - sum / C) * (e[row + (size_t)c] - sum / C);
-        stats.mean[n] = (real)(sum / C);
-        stats.rstd[n] = (real)(1 / sqrt(sum_sq / C + p.eps));
-        for (int c = 0; c < C; c++) {
-            double u = (e[row + (size_t)c] - sum / C) / sqrt(sum_sq / C + p.eps);
-            x[row + (size_t)c] = (real)((u * p.w[c] + p.b[c]) * embedding_keep_ref(dropout, s, n, c));
-        }
-    }
-}
-
 // One table: table[index[n]] += keep[n] * dx[n]; SET zeroes the table first.
 static inline void embedding_backward_ref(real* table, const real* dx, EmbeddingRefIndex i, const Sequences* s, int C,
                                           Dropout dropout, Mode mode) {
@@ -144,12 +107,11 @@ static inline void embedding_backward_ref(real* table, const real* dx, Embedding
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Implementations: embedding_forward_rows(), embedding_layernorm_forward_rows(), embedding_backward_tables()
+// Implementations: embedding_forward_rows(), embedding_backward_tables()
 
 #ifdef __CUDACC__
 #include "llmc/ops/embedding/backward.cuh"
 #include "llmc/ops/embedding/forward.cuh"
-#include "llmc/ops/embedding/layernorm.cuh"
 #else
 #include "llmc/ops/embedding/cpu.h"
 #endif
@@ -163,17 +125,6 @@ COMPILED_IF_CALLED static inline void embedding_forward(floatX* x, EmbeddingInpu
     Scope scope = scope_open(ctx, "embedding_forward", EMBEDDING_FORWARD_FLOPS(N, sizes.C),
                              EMBEDDING_FORWARD_BYTES(N, sizes), "N=%d C=%d", N, sizes.C);
     embedding_forward_rows(x, in, e, sizes.C, dropout, ctx);
-    scope_close(&scope);
-}
-
-COMPILED_IF_CALLED static inline void embedding_layernorm_forward(floatX* x, floatX* e, LayerNormStats stats,
-                                                                  EmbeddingInputs in, EmbeddingNorm layer,
-                                                                  EmbeddingSizes sizes, Context* ctx) {
-    int N = in.s->rows;
-    CHECK(N > 0 && sizes.C > 0);
-    Scope scope = scope_open(ctx, "embedding_layernorm_forward", EMBEDDING_LAYERNORM_FORWARD_FLOPS(N, sizes.C),
-                             EMBEDDING_LAYERNORM_FORWARD_BYTES(N, sizes), "N=%d C=%d", N, sizes.C);
-    embedding_layernorm_forward_rows(x, e, stats, in, layer, sizes.C, ctx);
     scope_close(&scope);
 }
 

@@ -10,12 +10,11 @@
 #include <cooperative_groups.h>
 
 // What the backward pass does besides dx, d.w and d.b. BACKWARD: nothing. RESIDUAL: dbias. RESIDUAL_DROPOUT: dbranch
-// and dbias. DROPOUT: dy is the gradient of dropout(y) and is first multiplied by dropout's factors.
+// and dbias.
 typedef enum {
     LAYERNORM_BACKWARD,
     LAYERNORM_BACKWARD_RESIDUAL,
-    LAYERNORM_BACKWARD_RESIDUAL_DROPOUT,
-    LAYERNORM_BACKWARD_DROPOUT
+    LAYERNORM_BACKWARD_RESIDUAL_DROPOUT
 } LayerNormForm;
 
 typedef struct {
@@ -31,12 +30,10 @@ typedef struct {
 
 // Whether a dropout mask is computed.
 HOST_DEVICE static constexpr int layernorm_masked(LayerNormForm form) {
-    return form == LAYERNORM_BACKWARD_RESIDUAL_DROPOUT || form == LAYERNORM_BACKWARD_DROPOUT;
+    return form == LAYERNORM_BACKWARD_RESIDUAL_DROPOUT;
 }
 // Column sums: d.w, d.b and, with a residual, dbias.
-HOST_DEVICE static constexpr int layernorm_sums(LayerNormForm form) {
-    return form == LAYERNORM_BACKWARD || form == LAYERNORM_BACKWARD_DROPOUT ? 2 : 3;
-}
+HOST_DEVICE static constexpr int layernorm_sums(LayerNormForm form) { return form == LAYERNORM_BACKWARD ? 2 : 3; }
 
 // Number of sums in shared memory: dbias, and d.b too if the dropout masks need its registers.
 HOST_DEVICE static constexpr int layernorm_shared_dbias(LayerNormForm form) { return layernorm_sums(form) - 2; }
@@ -118,8 +115,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
     constexpr int FENCED = layernorm_backward_fenced(E, TEAM, FORM);
     constexpr int SHARED_DBIAS = layernorm_shared_dbias(FORM), SHARED_DB = layernorm_masked(FORM);
     constexpr int SHARED_SUMS = SHARED_DBIAS + SHARED_DB, SUMS = layernorm_sums(FORM);
-    constexpr int OUTPUT = FORM == LAYERNORM_BACKWARD_DROPOUT;  // dropout follows the layer, on its output
-    extern __shared__ float4 layernorm_shared[];                // [sums][E / G][THREADS][G]; at the end THREADS floats
+    extern __shared__ float4 layernorm_shared[];  // [sums][E / G][THREADS][G]; at the end THREADS floats
     float* shared_sums = (float*)layernorm_shared;
     int team = (int)threadIdx.x / TEAM, first = (int)(threadIdx.x % TEAM) * W, turn = 0;
     Vector<floatX, W> kept[VECTORS] = {};
@@ -135,13 +131,12 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             int c = first + i * TEAM * W;
-            if (!(REREAD && OUTPUT) && c < a.C) dy[i] = load_vector<W>(a.dy + start + c);
-            if (!(REREAD && OUTPUT) && c < a.C) x[i] = load_vector<W>(a.x + start + c);
+            if (c < a.C) dy[i] = load_vector<W>(a.dy + start + c);
+            if (c < a.C) x[i] = load_vector<W>(a.x + start + c);
             if (DX_MODE == ADD && EARLY_OLD && c < a.C) old[i] = load_vector<W>(a.to.r.dx + start + c);
         }
         float mean = a.stats.mean[row], rstd = a.stats.rstd[row];
         DropoutPlace place = {0, 0};
-        if (OUTPUT) place = dropout_place(a.dropout, (int)row);
         float2 sums = make_float2(0, 0);  // of e and of e * u; past the row's end both are 0 because dy is 0
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
@@ -149,18 +144,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
             Vector<floatX, W> w = kept[i];
             int c = first + i * TEAM * W;
             if (!EARLY && c < a.C) w = load_vector<W>(a.w + c);
-            if (OUTPUT && FENCED) __syncwarp();
-            if (REREAD && OUTPUT && c < a.C) {
-                dy[i] = load_vector<W>(a.dy + start + c);
-                x[i] = load_vector<W>(a.x + start + c);
-            }
             to_floats(g, dy[i]);
-            if constexpr (OUTPUT) {
-                dropout_multiply<W>(g, a.dropout.dropout, place, c);
-                dy[i] = from_floats<floatX, W>(g);
-                to_floats(g, dy[i]);
-                if (REREAD && c < a.C) store_vector(a.to.r.dx + start + c, dy[i]);  // dx is SET: free to hold dy
-            }
             to_floats(u, x[i]);
             to_floats(weight, w);
 #pragma unroll
@@ -198,7 +182,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
             Vector<floatX, W> w = kept[i];
             if (FENCED) __syncwarp(__activemask());
             if (REREAD) {
-                dy[i] = load_vector<W>((OUTPUT ? a.to.r.dx : a.dy) + start + c);
+                dy[i] = load_vector<W>(a.dy + start + c);
                 x[i] = load_vector<W>(a.x + start + c);
             }
             if (!EARLY) w = load_vector<W>(a.w + c);
@@ -320,7 +304,6 @@ static inline void layernorm_backward_choose(LayerNormBackward a, Context* ctx) 
 
 static inline LayerNormBackward layernorm_backward_args(LayerNormTargets to, LayerNormInputs in, Mode d_mode) {
     layernorm_check_size(in.size.N, in.size.C);
-    Dropout dropout = to.output.threshold ? to.output : to.r.dropout;
     LayerNormBackward a = {.to = to,
                            .dy = in.dy,
                            .x = in.x,
@@ -329,34 +312,22 @@ static inline LayerNormBackward layernorm_backward_args(LayerNormTargets to, Lay
                            .N = in.size.N,
                            .C = in.size.C,
                            .d_mode = d_mode,
-                           .dropout = dropout_rows(dropout)};
+                           .dropout = dropout_rows(to.r.dropout)};
     return a;
-}
-
-// Targets of a backward pass without a residual branch: dx [N, C] only.
-static inline LayerNormTargets layernorm_targets(floatX* dx, LayerNormGrads d, Dropout output) {
-    LayerNormTargets to = {.r = {.dx = dx, .dropout = dropout_none(NULL)}, .d = {.w = d.w, .b = d.b}, .output = output};
-    return to;
 }
 
 COMPILED_IF_CALLED static inline void layernorm_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in,
                                                               Mode dx_mode, Mode d_mode, Context* ctx) {
-    LayerNormBackward a = layernorm_backward_args(layernorm_targets(dx, d, dropout_none(NULL)), in, d_mode);
+    LayerNormTargets to = {.r = {.dx = dx, .dropout = dropout_none(NULL)}, .d = {.w = d.w, .b = d.b}};
+    LayerNormBackward a = layernorm_backward_args(to, in, d_mode);
     if (dx_mode == ADD) layernorm_backward_choose<LAYERNORM_BACKWARD, ADD>(a, ctx);
-    else layernorm_backward_choose<LAYERNORM_BACKWARD, SET>(a, ctx);
-}
-
-COMPILED_IF_CALLED static inline void layernorm_dropout_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in,
-                                                                      Dropout dropout, Mode d_mode, Context* ctx) {
-    LayerNormBackward a = layernorm_backward_args(layernorm_targets(dx, d, dropout), in, d_mode);
-    if (dropout.threshold) layernorm_backward_choose<LAYERNORM_BACKWARD_DROPOUT, SET>(a, ctx);
     else layernorm_backward_choose<LAYERNORM_BACKWARD, SET>(a, ctx);
 }
 
 COMPILED_IF_CALLED static inline void residual_layernorm_backward_rows(ResidualGrad r, LayerNormGrads d,
                                                                        LayerNormInputs in, Mode dx_mode, Mode d_mode,
                                                                        Context* ctx) {
-    LayerNormTargets to = {.r = r, .d = {.w = d.w, .b = d.b}, .output = dropout_none(NULL)};
+    LayerNormTargets to = {.r = r, .d = {.w = d.w, .b = d.b}};
     LayerNormBackward a = layernorm_backward_args(to, in, d_mode);
     int add = dx_mode == ADD;
     if (r.dropout.threshold && add) layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL_DROPOUT, ADD>(a, ctx);

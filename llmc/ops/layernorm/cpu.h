@@ -138,12 +138,7 @@ static inline void layernorm_backward_blocks(LayerNormTargets to, LayerNormInput
         real* dw = partial + stride * b;
         memset(dw, 0, stride * sizeof(real));
         for (size_t n = b * LAYERNORM_BLOCK; n < min_size(N, (b + 1) * LAYERNORM_BLOCK); n++) {
-            const floatX* from = in.dy + n * C;
-            if (to.output.threshold) {  // dx is SET, so its row can hold dropout'(dy) until then
-                layernorm_dropped_row(r.dx + n * C, from, (int)n, size.C, to.output);
-                from = r.dx + n * C;
-            }
-            layernorm_backward_row(r.dx + n * C, dw, dw + C, from, in, n, dx_mode);
+            layernorm_backward_row(r.dx + n * C, dw, dw + C, in.dy + n * C, in, n, dx_mode);
             if (branched)
                 residual_gradient_row(dw + 2 * C, dropped ? r.dbranch + n * C : NULL, r.dx + n * C, (int)n, size.C,
                                       r.dropout);
@@ -157,22 +152,13 @@ static inline void layernorm_backward_blocks(LayerNormTargets to, LayerNormInput
 static inline void layernorm_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
                                            Context* ctx) {
     LayerNormTargets to = {.r = {.dx = dx, .dbranch = NULL, .dbias = NULL, .dropout = dropout_none(NULL)},
-                           .d = {.w = d.w, .b = d.b},
-                           .output = dropout_none(NULL)};
+                           .d = {.w = d.w, .b = d.b}};
     layernorm_backward_blocks(to, in, dx_mode, d_mode, ctx);
-}
-
-static inline void layernorm_dropout_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in, Dropout dropout,
-                                                   Mode d_mode, Context* ctx) {
-    LayerNormTargets to = {.r = {.dx = dx, .dbranch = NULL, .dbias = NULL, .dropout = dropout_none(NULL)},
-                           .d = {.w = d.w, .b = d.b},
-                           .output = dropout};
-    layernorm_backward_blocks(to, in, SET, d_mode, ctx);
 }
 
 static inline void residual_layernorm_backward_rows(ResidualGrad r, LayerNormGrads d, LayerNormInputs in, Mode dx_mode,
                                                     Mode d_mode, Context* ctx) {
-    LayerNormTargets to = {.r = r, .d = {.w = d.w, .b = d.b}, .output = dropout_none(NULL)};
+    LayerNormTargets to = {.r = r, .d = {.w = d.w, .b = d.b}};
     layernorm_backward_blocks(to, in, dx_mode, d_mode, ctx);
 }
 

@@ -10,8 +10,6 @@
  *                      branch's output (without dropout this is dx itself), and dbias [C] SET or ADD, its column sums:
  *                      the gradient of the bias of the linear layer that computed the branch's output
  *
- *   dropout backward   of dropout(y): the same with dy = dropout'(dy), dx SET
- *
  * With SET, dx may be dy. dbranch may be dy.
  *
  * dtypes     x, y, r, b, dx, dy and dbranch are floatX; mean, rstd, the gradients d and dbias are real. w is real in
@@ -58,11 +56,10 @@ typedef struct {
     Rows size;
 } LayerNormInputs;
 
-// Where a backward pass writes, and the dropout before and after the layer.
+// Where a backward pass writes.
 typedef struct {
     ResidualGrad r;
-    LinearGrads d;   // of w and b
-    Dropout output;  // of y: dy is the gradient of dropout(y)
+    LinearGrads d;  // of w and b
 } LayerNormTargets;
 
 #define LAYERNORM_FORWARD_FLOPS(N, C) (7.0 * (N) * (C))
@@ -72,7 +69,6 @@ typedef struct {
 #define LAYERNORM_BACKWARD_FLOPS(N, C) (15.0 * (N) * (C))
 #define LAYERNORM_BACKWARD_BYTES(N, C, dx_mode)                                                                        \
     ((((dx_mode) == ADD ? 4.0 : 3.0) * (N) + 3.0) * (C) * sizeof(floatX) + 2.0 * (N) * sizeof(real))
-#define LAYERNORM_DROPOUT_BACKWARD_FLOPS(N, C) (16.0 * (N) * (C))
 // `dropped`: 1 where dropout is on.
 #define RESIDUAL_LAYERNORM_BACKWARD_FLOPS(N, C, dropped) ((16.0 + (dropped)) * (N) * (C))
 #define RESIDUAL_LAYERNORM_BACKWARD_BYTES(N, C, dx_mode, dropped)                                                      \
@@ -199,16 +195,6 @@ COMPILED_IF_CALLED static inline void layernorm_backward(floatX* dx, LayerNormGr
     Scope scope = scope_open(ctx, "layernorm_backward", LAYERNORM_BACKWARD_FLOPS(size.N, size.C),
                              LAYERNORM_BACKWARD_BYTES(size.N, size.C, dx_mode), "N=%d C=%d", size.N, size.C);
     layernorm_backward_rows(dx, d, in, dx_mode, d_mode, ctx);
-    scope_close(&scope);
-}
-
-COMPILED_IF_CALLED static inline void layernorm_dropout_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in,
-                                                                 Dropout dropout, Mode d_mode, Context* ctx) {
-    Rows size = in.size;
-    CHECK(size.N > 0 && size.C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == size.N));
-    Scope scope = scope_open(ctx, "layernorm_dropout_backward", LAYERNORM_DROPOUT_BACKWARD_FLOPS(size.N, size.C),
-                             LAYERNORM_BACKWARD_BYTES(size.N, size.C, SET), "N=%d C=%d", size.N, size.C);
-    layernorm_dropout_backward_rows(dx, d, in, dropout, d_mode, ctx);
     scope_close(&scope);
 }
 

@@ -9,49 +9,11 @@
 #ifdef __CUDACC__
 #include "llmc/device/cuda_utils.cuh"
 
-// One vector per thread, over all n elements.
-template <Gelu KIND> __global__ void matmul_gelu_forward_kernel(floatX* y, const floatX* pre, size_t n) {
-    constexpr int SIZE = Vector<floatX>::SIZE;
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
-    if (i + SIZE <= n) {
-        float f[SIZE];
-        to_floats(f, load128(pre + i));  // stays in the caches if it fits: y is read next, pre much later
-#pragma unroll
-        for (int k = 0; k < SIZE; k++) f[k] = gelu_value(f[k], KIND);
-        store128(y + i, from_floats<floatX>(f));
-    } else {
-        for (; i < n; i++) y[i] = from_float<floatX>(gelu_value(to_float(pre[i]), KIND));
-    }
-}
-
-// dpre holds dy w and becomes (dy w) * gelu'(pre). One vector per thread, over all n elements.
-template <Gelu KIND> __global__ void matmul_gelu_backward_input_kernel(floatX* dpre, const floatX* pre, size_t n) {
-    constexpr int SIZE = Vector<floatX>::SIZE;
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
-    if (i + SIZE <= n) {
-        float d[SIZE], x[SIZE];
-        Vector<floatX> from_product = load128(dpre + i), from_pre = load128_streaming(pre + i);
-        to_floats(d, from_product);
-        to_floats(x, from_pre);
-#pragma unroll
-        for (int k = 0; k < SIZE; k++) d[k] *= gelu_derivative(x[k], KIND);
-        store128(dpre + i, from_floats<floatX>(d));
-    } else {
-        for (; i < n; i++) dpre[i] = from_float<floatX>(to_float(dpre[i]) * gelu_derivative(to_float(pre[i]), KIND));
-    }
-}
-
 // FORWARD: y = gelu(pre). BACKWARD: y holds the GEMM's result and becomes dpre = y * gelu'(pre).
 static inline void matmul_apply_gelu(floatX* y, const floatX* pre, size_t n, Direction direction, Gelu gelu,
                                      Context* ctx) {
-    unsigned threads = 256, blocks = blocks_for(n, threads * (size_t)Vector<floatX>::SIZE);
-    if (direction == FORWARD && gelu == GELU_TANH)
-        matmul_gelu_forward_kernel<GELU_TANH><<<blocks, threads, 0, ctx->stream>>>(y, pre, n);
-    else if (direction == FORWARD) matmul_gelu_forward_kernel<GELU_ERF><<<blocks, threads, 0, ctx->stream>>>(y, pre, n);
-    else if (gelu == GELU_TANH)
-        matmul_gelu_backward_input_kernel<GELU_TANH><<<blocks, threads, 0, ctx->stream>>>(y, pre, n);
-    else matmul_gelu_backward_input_kernel<GELU_ERF><<<blocks, threads, 0, ctx->stream>>>(y, pre, n);
-    cudaCheck(cudaGetLastError());
+    if (direction == FORWARD) gelu_forward_start(y, pre, n, gelu, ctx);
+    else gelu_backward_start<SET>(y, y, pre, n, gelu, ctx);
 }
 
 // y [N, OC] += b, for shapes without an epilogue. One element per thread.

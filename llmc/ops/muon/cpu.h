@@ -56,16 +56,15 @@ static inline void muon_momentum(const MuonSpace* space, AdamWState a, MuonChunk
     scope_close(&scope);
 }
 
-static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk z, const MuonTriple* t, int iterations,
-                                               Context* ctx) {
+static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk z, Context* ctx) {
     CHECK(z.count == 1);
     int is_tall = z.rows > z.cols, s = min_int(z.rows, z.cols), l = max_int(z.rows, z.cols);
     Scope scope = scope_open(ctx, "muon_orthogonalize", MUON_ORTHOGONALIZE_FLOPS(z.count, s, l),
                              MUON_ORTHOGONALIZE_BYTES(z.count, s, l), "%dx[%d,%d]", z.count, z.rows, z.cols);
     floatX *x = space->x, *y = space->y, *a = space->a, *b = space->b;
+    const real ka = (real)MUON_A, kb = (real)MUON_B, kc = (real)MUON_C;
     size_t n = (size_t)s * (size_t)l, square = (size_t)s * (size_t)s;
-    for (int k = 0; k < iterations; k++) {
-        real ka = (real)t[k].a, kb = (real)t[k].b, kc = (real)t[k].c;
+    for (int k = 0; k < MUON_ITERATIONS; k++) {
         Product gram = muon_product(a, x, is_tall, x, !is_tall, s, s, l),
                 squared = muon_product(b, a, 0, a, 0, s, s, s);
         Product next = is_tall ? muon_product(y, x, 0, b, 0, l, s, s) : muon_product(y, b, 0, x, 0, s, l, s);

@@ -1,5 +1,4 @@
-/* muon.h on the GPU: elementwise passes over the matrices of a chunk, and batched GEMMs by cuBLASLt. On Hopper
- * symmetric_hopper.cuh computes the symmetric ones.
+/* muon.h on the GPU: elementwise passes over the matrices of a chunk, and batched GEMMs by cuBLASLt.
  *
  * An elementwise pass has one row of blocks per matrix. A block takes MUON_BLOCK elements, a thread four adjacent
  * elements at a time, aligned to 16 bytes in the flat buffers. At a block's ends it skips those of others. */
@@ -8,7 +7,6 @@
 
 #include "llmc/device/cublaslt.cuh"
 #include "llmc/ops/muon/muon.h"
-#include "llmc/ops/muon/symmetric_hopper.cuh"
 
 #ifdef __CUDACC__
 
@@ -122,8 +120,7 @@ static inline BatchMatrix muon_operand(floatX* p, int rows, int cols, cublasOper
     return m;
 }
 
-static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk z, const MuonTriple* t, int iterations,
-                                               Context* ctx) {
+static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk z, Context* ctx) {
     int is_tall = z.rows > z.cols, s = min_int(z.rows, z.cols), l = max_int(z.rows, z.cols);
     Scope scope = scope_open(ctx, "muon_orthogonalize", MUON_ORTHOGONALIZE_FLOPS(z.count, s, l),
                              MUON_ORTHOGONALIZE_BYTES(z.count, s, l), "%dx[%d,%d]", z.count, z.rows, z.cols);
@@ -133,16 +130,12 @@ static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk
     BatchSize gram = {.M = s, .N = s, .K = l, .batch = z.count, .like = z.like}, square = gram, whole = gram;
     square.K = whole.K = s, whole.M = z.rows, whole.N = z.cols;
     y.p = space->y, b.p = space->b;
-    for (int k = 0; k < iterations; k++) {
+    for (int k = 0; k < MUON_ITERATIONS; k++) {
         BatchMatrix xt = x, next = y;
         xt.layout.op = CUBLAS_OP_T;
-        SymmetricProduct xx = {.d = (floatX*)a.p, .x = (const floatX*)x.p, .d0 = NULL, .s = s, .k = l};
-        SymmetricProduct aa = {.d = (floatX*)b.p, .x = (const floatX*)a.p, .d0 = (const floatX*)a.p, .s = s, .k = s};
-        xx.count = aa.count = z.count, xx.is_tall = is_tall;
-        xx.alpha = 1, aa.alpha = (float)t[k].c, aa.beta = (float)t[k].b;
-        if (!muon_symmetric(xx, ctx)) batched_product(a, is_tall ? xt : x, is_tall ? x : xt, gram, 1, ctx);
-        if (!muon_symmetric(aa, ctx)) batched_product_add(b, a, a, square, (float)t[k].c, a.p, (float)t[k].b, ctx);
-        batched_product_add(next, is_tall ? x : b, is_tall ? b : x, whole, 1, x.p, (float)t[k].a, ctx);
+        batched_product(a, is_tall ? xt : x, is_tall ? x : xt, gram, 1, ctx);
+        batched_product_add(b, a, a, square, (float)MUON_C, a.p, (float)MUON_B, ctx);
+        batched_product_add(next, is_tall ? x : b, is_tall ? b : x, whole, 1, x.p, (float)MUON_A, ctx);
         y = x, x = next;
     }
     scope_close(&scope);

@@ -38,6 +38,10 @@
 #include "llmc/ops/common/adam.h"
 
 enum { MUON_ITERATIONS = 5 };
+// The coefficients of an iteration.
+#define MUON_A 3.4445
+#define MUON_B (-4.7750)
+#define MUON_C 2.0315
 #define NORMUON_BETA2 0.95
 
 // Elements of X in one batched GEMM. The CPU takes one matrix at a time.
@@ -97,20 +101,6 @@ typedef struct {
     MuonSpace space;
 } MuonMatrices;
 
-// The coefficients of one iteration.
-typedef struct {
-    double a, b, c;
-} MuonTriple;
-
-static inline const MuonTriple* muon_triples(void) {
-    static const MuonTriple newton_schulz[MUON_ITERATIONS] = {{3.4445, -4.7750, 2.0315},
-                                                              {3.4445, -4.7750, 2.0315},
-                                                              {3.4445, -4.7750, 2.0315},
-                                                              {3.4445, -4.7750, 2.0315},
-                                                              {3.4445, -4.7750, 2.0315}};
-    return newton_schulz;
-}
-
 // The factor that turns U into X.
 HOST_DEVICE static inline double muon_normalizer(double norm) { return 1 / fmax(norm, 1e-7); }
 
@@ -148,21 +138,21 @@ static inline double muon_stored_ref(double x) {
     return sizeof(floatX) < sizeof(real) ? (double)(float)(floatX)(float)x : x;
 }
 
-// x [rows, cols] after `iterations` iterations. A tall x is transposed first, so that x x^T is the smaller matrix.
-static inline void muon_orthogonalize_ref(double* x, int rows, int cols, const MuonTriple* t, int iterations) {
+// x [rows, cols] after the iterations. A tall x is transposed first, so that x x^T is the smaller matrix.
+static inline void muon_orthogonalize_ref(double* x, int rows, int cols) {
     int s = min_int(rows, cols), l = max_int(rows, cols), n = s * l;
     double *w = (double*)xmalloc(2 * (size_t)n * sizeof *w), *wt = w + n;
     double *a = (double*)xmalloc(3 * (size_t)(s * s) * sizeof *a), *aa = a + s * s, *b = aa + s * s;
     double* product = (double*)xmalloc((size_t)n * sizeof *product);
     for (int i = 0; i < n; i++) w[rows <= cols ? i : i % cols * rows + i / cols] = muon_stored_ref(x[i]);
-    for (int k = 0; k < iterations; k++) {
+    for (int k = 0; k < MUON_ITERATIONS; k++) {
         for (int i = 0; i < n; i++) wt[i % l * s + i / l] = w[i];
         muon_multiply_ref(a, w, wt, s, s, l);
         for (int i = 0; i < s * s; i++) a[i] = muon_stored_ref(a[i]);
         muon_multiply_ref(aa, a, a, s, s, s);
-        for (int i = 0; i < s * s; i++) b[i] = muon_stored_ref(t[k].b * a[i] + t[k].c * aa[i]);
+        for (int i = 0; i < s * s; i++) b[i] = muon_stored_ref(MUON_B * a[i] + MUON_C * aa[i]);
         muon_multiply_ref(product, b, w, s, l, s);
-        for (int i = 0; i < n; i++) w[i] = muon_stored_ref(t[k].a * w[i] + product[i]);
+        for (int i = 0; i < n; i++) w[i] = muon_stored_ref(MUON_A * w[i] + product[i]);
     }
     for (int i = 0; i < n; i++) x[i] = w[rows <= cols ? i : i % cols * rows + i / cols];
     free(w), free(a), free(product);
@@ -203,7 +193,7 @@ static inline void muon_update_ref(AdamWRefState a, double norm, double scale, c
             sum += o[i] * o[i];
         }
         for (size_t i = 0; i < n; i++) o[i] *= muon_normalizer(sqrt(sum));
-        muon_orthogonalize_ref(o, g.rows, g.cols, muon_triples(), MUON_ITERATIONS);
+        muon_orthogonalize_ref(o, g.rows, g.cols);
         if (h.muon.is_normuon) muon_normalize_ref(o, a.v + matrices[k].offset, g.rows, g.cols);
         for (size_t i = 0; i < n; i++) {
             int decays = !h.cautious || o[i] * p[i] >= 0;
@@ -221,9 +211,8 @@ static inline size_t muon_sums(int rows, int cols);
 static inline size_t muon_scratch_bytes(int rows, int cols);
 // Update the momentum, and write the normalized U to X.
 static inline void muon_momentum(const MuonSpace* space, AdamWState a, MuonChunk z, OptimizerSettings h, Context* ctx);
-// `iterations` iterations from space->x. Returns the result, which is x or y.
-static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk z, const MuonTriple* t, int iterations,
-                                               Context* ctx);
+// The iterations from space->x. Returns the result, which is x or y.
+static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk z, Context* ctx);
 // Subtract the orthogonalized momentum `o` from the parameters.
 static inline void muon_apply(AdamWState a, const floatX* o, const MuonSpace* space, MuonChunk z, OptimizerSettings h,
                               Context* ctx);
@@ -271,7 +260,7 @@ static inline void muon_update(AdamWState a, const MuonMatrices* m, OptimizerSet
                                .count = min_int(most, g.count - k),
                                .like = most};
             muon_momentum(&m->space, a, chunk, h, ctx);
-            const floatX* o = muon_orthogonalize(&m->space, chunk, muon_triples(), MUON_ITERATIONS, ctx);
+            const floatX* o = muon_orthogonalize(&m->space, chunk, ctx);
             muon_apply(a, o, &m->space, chunk, h, ctx);
         }
     }
