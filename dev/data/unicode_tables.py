@@ -85,7 +85,7 @@ STRIP_HEAD = """/* Characters without their accents, in unchanged case: canonica
 
 #include "llmc/data/text/unicode.h"
 
-// What a character becomes, other than Hangul; to[2] may be 0.
+// What a character becomes if that is several, other than Hangul; to[2] may be 0.
 typedef struct {
     uint32_t from, to[3];
 } UnicodeSeveral;
@@ -97,8 +97,8 @@ STRIP_TAIL = """    // clang-format on
     uint32_t hangul = c - 0xAC00;
     out[0] = c;
     if (unicode_is_ideograph(c)) {
-        if (c - 0xF900 < sizeof(bmp) / sizeof(bmp[0])) out[0] = bmp[c - 0xF900];
-        if (c - 0x2F800 < sizeof(beyond) / sizeof(beyond[0])) out[0] = beyond[c - 0x2F800];
+        if (c - 0xF900 < sizeof(bmp) / sizeof(bmp[0]) - 1) out[0] = (uint32_t)bmp[c - 0xF900];
+        if (c - 0x2F800 < sizeof(beyond) / sizeof(beyond[0]) - 1) out[0] = (uint32_t)beyond[c - 0x2F800];
         return 1;
     }
     if (unicode_is_mark(c)) return 0;
@@ -111,7 +111,13 @@ STRIP_TAIL = """    // clang-format on
         for (int k = 0; k < 3; k++) out[k] = several[i].to[k];
         return out[2] ? 3 : 2;
     }
-    out[0] = unicode_shift(shift, sizeof(shift) / sizeof(shift[0]), c);
+    size_t low = 0, high = sizeof(accented) / sizeof(accented[0]) - 1;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if ((uint32_t)accented[middle] < c) low = middle + 1;
+        else high = middle;
+    }
+    if ((uint32_t)accented[low] == c) out[0] = (uint32_t)plain[low];
     return 1;
 }
 
@@ -162,6 +168,23 @@ def print_items(name, kind, items):
         line += item
     print(line)
     print("    };")
+
+
+def print_text(name, codes):
+    """The characters as a string of wchar_t, which has 32 bits on Linux. Those that an editor may change, join or turn around are escaped."""
+    print(f"    static const wchar_t {name}[] =")
+    line = ""
+    for c in codes:
+        one = chr(c)
+        changes = unicodedata.normalize("NFC", one) != one or unicodedata.bidirectional(one) in ("R", "AL", "NSM")
+        escaped = changes or one in '"\\?'
+        if escaped:
+            one = f"\\u{c:04X}" if c < 0x10000 else f"\\U{c:08X}"
+        if len((line + one).encode()) > 108:
+            print(f'        L"{line}"')
+            line = ""
+        line += one
+    print(f'        L"{line}";')
 
 
 def print_class(name, comment, found):
@@ -268,13 +291,15 @@ def write_strip():
         compatibility = {c: to[0] for c, to in left.items() if first <= c < first + 0x300 and 0x3400 <= to[0]}
         print(f"    // CJK compatibility ideographs from U+{first:X} on.")
         block = range(first, max(compatibility) + 1)
-        print_items(name, "uint32_t", [hex(compatibility.get(c, c)) for c in block])
+        print_text(name, [compatibility.get(c, c) for c in block])
         left = {c: to for c, to in left.items() if c not in block}
     several = {c: to for c, to in left.items() if len(to) > 1 and not 0xAC00 <= c <= 0xD7A3}
     rows = [(hex(c), "{" + ", ".join(map(hex, to)) + "}") for c, to in several.items()]
     print_table("several", "UnicodeSeveral", rows)
-    pairs = {c: to[0] for c, to in left.items() if len(to) == 1}
-    print_table("shift", "UnicodeShift", [(hex(c), n, step, delta) for c, n, step, delta in shifts(pairs)])
+    pairs = sorted((c, to[0]) for c, to in left.items() if len(to) == 1)
+    print("    // What becomes one other character, and that character at the same place.")
+    print_text("accented", [c for c, _ in pairs])
+    print_text("plain", [to for _, to in pairs])
     print(STRIP_TAIL)
 
 

@@ -74,7 +74,7 @@ strip_times() {
 }
 everything() {
     cat status
-    [ ! -f out/matmul_plans.txt ] || return  # algorithms that were timed may differ from run to run
+    ! grep -q '"matmul_plans": "[^"]' out/ckpt/*/trainer.json 2>/dev/null || return  # those that were timed may differ
     [ -d out/profile ] || strip_times stdout
     strip_times stderr
     [ ! -f out/log.jsonl ] || strip_times out/log.jsonl
@@ -325,7 +325,7 @@ row --mode "$profile" forward 'says "^mode .*"; checkpoints' '* train 8' '* forw
 row --threads '' 2 "says '[0-9]+ CPU threads'" '1 CPU threads' '2 CPU threads' 'each loss; weights'
 row --model '-x 1 -b 1 -t 8' L=2,C=8,NH=1 "config $layers" '* 4' '* 2'
 row_gpu --master-weights '-e L=2,C=64,NH=2,T=16' 0 'memory optimizer' '*' '$(less 1)'
-row_gpu --autotune '-e L=1,C=768,NH=12,T=256,V=300 -b 32 -x 1' 0 'ls out/matmul_plans.txt' out/matmul_plans.txt ''
+row_gpu --autotune '-e L=1,C=768,NH=12,T=256,V=300 -b 32 -x 1' 0 "grep -c '\"matmul_plans\": \"\"' out/ckpt/*/trainer.json" 0 1
 if [ -n "$is_gpu" ]; then row --graph '-x 6' 1 "says '^graphs: [0-9]+ launched'" '' 'graphs: 4 launched' 'each loss; weights'
 else row --graph '' 1 'cat status; says "^error: --graph 1: this is the CPU build"' 0 '2 error*'; fi
 if [ $trainer = gpt2 ]; then

@@ -532,7 +532,7 @@ static void test_old_value(Tests* t, const char* flag, const char* value, int wa
     int attention = -1, gelu_fusion = -1;
     Flag rows[] = {
         {NULL, "--attention", FLAG_CHOICE, &attention, "flash", 0, 0, "flash|materialized", SCOPE_RUN, TOPIC_NONE, ""},
-        {"-ge", "--gelu-fusion", FLAG_INT, &gelu_fusion, "2", 0, 2, NULL, SCOPE_RUN, TOPIC_NONE, ""}};
+        {"-ge", "--gelu-fusion", FLAG_INT, &gelu_fusion, "1", 0, 1, NULL, SCOPE_RUN, TOPIC_NONE, ""}};
     char *argv[] = {(char*)"program"}, error[JSON_ERROR_SIZE];
     Json json;
     flags_parse(rows, COUNT_OF(rows), 1, argv, "");
@@ -1630,7 +1630,7 @@ int main(void) {
     test_scopes(&t);
     test_old_value(&t, "attention", "\"explicit\"", 1);
     test_old_value(&t, "attention", "\"flash-wide\"", 0);
-    test_old_value(&t, "gelu-fusion", "3", 2);
+    test_old_value(&t, "gelu-fusion", "3", 1);
     test_update_settings(&t);
     test_streams(&t);
     test_overflow(&t);

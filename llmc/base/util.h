@@ -18,10 +18,14 @@
 #include <time.h>
 #include <unistd.h>
 
+// COMPILED_IF_CALLED stands before launchers whose kernels are templates. nvcc compiles every kernel that a function
+// references, even if the function is never called, unless the function is a template.
 #ifdef __CUDACC__
 #define HOST_DEVICE __host__ __device__
+#define COMPILED_IF_CALLED template <int = 0>
 #else
 #define HOST_DEVICE
+#define COMPILED_IF_CALLED
 #endif
 
 // The type of everything that stays in full precision (statistics, losses, moments), and of references.

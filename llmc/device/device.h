@@ -9,7 +9,6 @@
 #include <sys/mman.h>
 
 #include "llmc/base/host_memory.h"
-#include "llmc/base/run_lock.h"
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -117,9 +116,7 @@ typedef struct {
     size_t shared_of_multiprocessor;   // shared memory that the blocks of a multiprocessor have together
     struct MatmulPlans* matmul_plans;  // created on first use; call matmul_plans_free() before context_free()
     int autotune;                      // 1: time cuBLASLt's candidates on first use; 0: take its first choice
-    const char* autotune_cache;        // file with the chosen algorithms; NULL: none
-    RunLock* autotune_lock;            // lock of the cache file's directory
-    int gelu_fusion;                   // GELU in matmul epilogues: 0 never, 1 forward, 2 both
+    int gelu_fusion;                   // 1: forward matmuls may apply GELU in their epilogue
     int tf32;                          // 1: fp32 matmuls may round their inputs to TF32
     AttentionPath attention;           // as requested; cases that flash does not support are materialized
     int attention_told;                // 1: the message about materialized attention was printed
@@ -133,15 +130,12 @@ typedef struct {
 #endif
 } Context;
 
-// Set how the GPU's matmul algorithms are chosen. Context documents the values. `cache` is a file name; it and `lock`
-// must outlive the context. The CPU has only one matmul.
-static inline void device_set_matmul(Context* ctx, int autotune, const char* cache, RunLock* lock, int gelu_fusion,
-                                     int tf32) {
+// Set how the GPU's matmul algorithms are chosen. Context documents the values. The CPU has only one matmul.
+static inline void device_set_matmul(Context* ctx, int autotune, int gelu_fusion, int tf32) {
 #ifdef __CUDACC__
-    ctx->autotune = autotune, ctx->autotune_cache = cache, ctx->autotune_lock = lock;
-    ctx->gelu_fusion = gelu_fusion, ctx->tf32 = tf32;
+    ctx->autotune = autotune, ctx->gelu_fusion = gelu_fusion, ctx->tf32 = tf32;
 #else
-    (void)ctx, (void)autotune, (void)cache, (void)lock, (void)gelu_fusion, (void)tf32;
+    (void)ctx, (void)autotune, (void)gelu_fusion, (void)tf32;
 #endif
 }
 
@@ -271,7 +265,7 @@ static inline void context_init(Context* ctx) {
     cudaCheck(cudaGetDeviceProperties(&properties, device));
     ctx->multiprocessors = properties.multiProcessorCount;
     device_limits(ctx, &properties);
-    ctx->gelu_fusion = 2;
+    ctx->gelu_fusion = 1;
     cudaCheck(cudaStreamCreateWithFlags(&ctx->stream, cudaStreamNonBlocking));
     cublasCheck(cublasLtCreate(&ctx->cublaslt));
     cudaCheck(cudaMalloc(&ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES));

@@ -27,7 +27,6 @@
 #endif
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/fp8.h"
-#include "llmc/ops/common/launcher.h"
 
 enum { FP8_HISTORY = 16, FP8_SCALE_EXPONENT = 126, FP8_INVERSE_APART = 4 };
 

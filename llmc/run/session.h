@@ -73,8 +73,7 @@ static inline void session_open(Session* s, const Settings* settings, Flag* flag
     if (settings->resume || !(settings->overwrite || settings->evaluate || settings->steps == 0))
         session_find_checkpoint(s);
     if (s->skips_recipe && !s->checkpoint) session_read_recipe(s);
-    s->matmul_cache = *s->out && !settings->evaluate ? xprintf("%s/matmul_plans.txt", s->out) : NULL;
-    device_set_matmul(ctx, settings->autotune, s->matmul_cache, s->lock, settings->gelu_fusion, settings->tf32);
+    device_set_matmul(ctx, settings->autotune, settings->gelu_fusion, settings->tf32);
     device_set_attention(ctx, (AttentionPath)settings->attention);
     if (s->matmul_plans) matmul_plans_load(ctx, s->matmul_plans);
 }
@@ -188,7 +187,7 @@ static inline void session_close(Session* s) {
     run_lock_close(s->lock), free(s->lock);
     tokenizer_free(&s->tokenizer);
     tokenizer_files_free(&s->tokenizer_files);
-    free(s->checkpoint), free(s->started), free(s->matmul_cache), free(s->matmul_plans), free(s->fp8);
+    free(s->checkpoint), free(s->started), free(s->matmul_plans), free(s->fp8);
     flags_free(s->flags, s->flag_count);
 }
 

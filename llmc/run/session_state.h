@@ -26,7 +26,6 @@ typedef struct {
     int earlier;         // checkpoints in OUT when the run looked for them
     int held;            // until session_begin(): lock that keeps others from deleting the checkpoint (checkpoint_hold)
     int shares_plans;    // all ranks use the matmul algorithms that rank 0 chose
-    char* matmul_cache;  // file of the GPU's matmul algorithms; NULL: none
     char* matmul_plans;  // the algorithms in the checkpoint; NULL: none
     char* fp8;           // the checkpoint's state of fp8 scales; NULL: none
 

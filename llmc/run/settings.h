@@ -215,10 +215,10 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized", SCOPE_RUN, TOPIC_DEVICE,
          "GPU: flash keeps scores on chip (bf16 and fp16, head sizes 8, 16, .. 128; otherwise materialized); "
          "materialized stores them in memory."},
-        {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "2",       0,   2,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
-         "GPU, bf16 and fp16: apply GELU's tanh form in cuBLASLt's epilogue. 0: never; 1: forward; 2: also backward."},
+        {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
+         "GPU, bf16 and fp16: 1 applies the forward pass's GELU, in its tanh form, in cuBLASLt's epilogue."},
         {NULL,  "--autotune",            FLAG_INT,    &s->autotune,            "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
-         "GPU: 1 times candidate algorithms for each large matmul once and saves the choice in -o."},
+         "GPU: 1 times candidate algorithms for each large matmul once; checkpoints hold the choices."},
         {NULL,  "--graph",               FLAG_CHOICE, &s->graph,               "0",       0,   0,        "0|1|auto", SCOPE_FREE, TOPIC_DEVICE,
          "GPU: 1 launches each step as a CUDA graph, which helps steps of a few milliseconds; results are bitwise equal. "
          "auto: where possible."},
@@ -289,14 +289,14 @@ static inline void settings_check_profile(const Settings* s, int64_t left) {
 // Resuming
 
 // The text of a saved value. --attention materialized had another name in earlier versions, a part of flash was a choice
-// of its own, and --gelu-fusion 3 chose kernels that are gone. What is now --fp8 1 was 2; another 1, without GPT-2's
+// of its own, and --gelu-fusion 2 and 3 chose kernels that are gone. What is now --fp8 1 was 2; another 1, without GPT-2's
 // output matrix, has fewer scales (fp8_state_set).
 static inline const char* settings_saved_text(const Flag* row, const JsonNode* saved, const char* file) {
     if (!saved->string) die(USAGE, "%s: key \"%s\": is not a setting's value", file, row->long_name + 2);
     if (row->type == FLAG_CHOICE && strcmp(saved->string, "explicit") == 0) return "materialized";
     if (row->type == FLAG_CHOICE && strcmp(saved->string, "flash-wide") == 0) return "flash";
     if (strcmp(row->long_name, "--fp8") == 0 && strcmp(saved->string, "2") == 0) return "1";
-    if (strcmp(row->long_name, "--gelu-fusion") == 0 && strcmp(saved->string, "3") == 0) return "2";
+    if (strcmp(row->long_name, "--gelu-fusion") == 0 && strcmp(saved->string, "0") != 0) return "1";
     return saved->string;
 }
 

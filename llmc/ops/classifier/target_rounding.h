@@ -17,7 +17,6 @@
 
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/fp8.h"
-#include "llmc/ops/common/launcher.h"
 #include "llmc/ops/common/losses.h"
 #include "llmc/ops/common/vector_math.h"
 #ifdef __CUDACC__

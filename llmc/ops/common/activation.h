@@ -8,7 +8,6 @@
 #define LLMC_OPS_COMMON_ACTIVATION_H
 
 #include "llmc/device/device.h"
-#include "llmc/ops/common/launcher.h"
 #include "llmc/ops/common/vector_math.h"
 
 #ifdef __CUDACC__

@@ -18,7 +18,6 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/device/scope.h"
-#include "llmc/ops/common/launcher.h"
 #ifdef __CUDACC__
 #include "llmc/device/cuda_utils.cuh"
 #include "llmc/ops/common/dropout_mask.h"

@@ -27,7 +27,6 @@
 
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/dropout_mask.h"
-#include "llmc/ops/common/launcher.h"
 #include "llmc/ops/common/layernorm_row.h"
 
 typedef struct {

@@ -33,13 +33,12 @@ typedef struct MatmulPlan {
     cublasLtMatrixLayout_t a, b, d;
     int rows;  // the N that the layouts are set to
     cublasLtMatmulAlgo_t algorithm;
-    int usable;          // 0: this epilogue does not support this shape, or separate kernels are faster
+    int usable;          // 0: cuBLASLt does not support this shape with this epilogue
     float microseconds;  // measured; 0: not timed
 } MatmulPlan;
 
 static inline int matmul_has_bias(int epilogue) { return (epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
 static inline int matmul_has_aux(int epilogue) { return (epilogue & 128) != 0; }  // AUX bit of cublasLtEpilogue_t
-static inline int matmul_has_gelu(int epilogue) { return (epilogue & (32 | 64)) != 0; }  // bits of GELU and DGELU
 
 static inline int matmul_is_fp8(const MatmulKey* k) { return k->kind >= MATMUL_PASSES; }
 static inline MatmulPass matmul_pass(const MatmulKey* k) { return (MatmulPass)(k->kind % MATMUL_PASSES); }

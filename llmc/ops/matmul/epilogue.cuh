@@ -1,5 +1,5 @@
-/* Kernels that run after matmul's GEMMs on the GPU: GELU and its derivative if cuBLASLt's epilogue cannot apply them or
- * is slower; the bias if no epilogue is available; the bias gradient, which epilogues sum slowly.
+/* Kernels that run after matmul's GEMMs on the GPU: GELU if cuBLASLt's epilogue cannot apply it; GELU's derivative; the
+ * bias if no epilogue is available; the bias gradient, which epilogues sum slowly.
  *
  * All are memory-bound and compute in fp32. Pointers are aligned to 16 bytes. */
 #ifndef LLMC_OPS_MATMUL_EPILOGUE_CUH

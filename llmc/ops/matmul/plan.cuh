@@ -3,11 +3,10 @@
  * Sequences differ in length, so the number of rows N changes from step to step. One plan serves a range of N,
  * identified by the range's largest N. There are four ranges per doubling of N, so a shape has few plans.
  *
- * With ctx->autotune the first call times cuBLASLt's candidates for the range's largest N on its own operands. For GELU
- * it also times the GEMM with separate GELU kernels. Without autotuning cuBLASLt's first choice is used. A run turns
- * autotuning off after its first step (device_set_autotune), so later choices do not depend on which N came first, and
- * a checkpoint holds everything that was timed. Choices can be saved (ctx->autotune_cache, matmul_plans_text) and
- * loaded (matmul_plans_load), one line each. They are valid for the same GPU, library and type. */
+ * With ctx->autotune the first call times cuBLASLt's candidates for the range's largest N on its own operands. Without
+ * it cuBLASLt's first choice is used. A run turns autotuning off after its first step (device_set_autotune), so later
+ * choices do not depend on which N came first, and a checkpoint holds everything that was timed. Choices can be saved
+ * (matmul_plans_text) and loaded (matmul_plans_load), one line each. They are valid for the same GPU, library and type. */
 #ifndef LLMC_OPS_MATMUL_PLAN_CUH
 #define LLMC_OPS_MATMUL_PLAN_CUH
 
@@ -80,12 +79,6 @@ static inline struct MatmulPlans* matmul_plans(Context* ctx) {
     for (char* c = properties.name; *c; c++)
         if (*c == ' ') *c = '_';
     snprintf(plans->machine, sizeof plans->machine, "%s %zu %s", properties.name, cublasLtGetVersion(), FLOATX_NAME);
-    if (ctx->autotune_cache && file_exists(ctx->autotune_cache)) {
-        size_t length;
-        char* text = read_file(ctx->autotune_cache, (size_t)16 << 20, &length, FAILED);
-        text_append(&plans->known, text, length);
-        free(text);
-    }
     plans->end = &plans->first;
     ctx->matmul_plans = plans;
     return plans;
@@ -145,36 +138,8 @@ static inline void matmul_plans_free(Context* ctx) {
     ctx->matmul_plans = NULL;
 }
 
-static inline void matmul_plan_save(const MatmulPlan* plan, Context* ctx) {
-    Text line = {NULL, 0, 0};
-    matmul_line(&line, ctx->matmul_plans, plan);
-    int fd = open(ctx->autotune_cache, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
-    if (fd < 0 || write_all(fd, line.text, line.length) != 0)
-        warn("%s: cannot be written, so matmuls will be timed again next time: %s", ctx->autotune_cache,
-             strerror(errno));
-    if (fd >= 0) close(fd);
-    free(line.text);
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // Choosing an algorithm
-
-// The operands of the plain GEMM before matmul_apply_gelu.
-static inline MatmulOperands matmul_without_gelu(int kind, const MatmulOperands* o) {
-    MatmulOperands plain = *o;
-    if (kind == MATMUL_FORWARD) plain.d = o->aux;
-    plain.aux = NULL;
-    return plain;
-}
-
-static inline float matmul_median(float* x, int n) {
-    for (int i = 1; i < n; i++)
-        for (int j = i; j > 0 && x[j] < x[j - 1]; j--) {
-            float kept = x[j];
-            x[j] = x[j - 1], x[j - 1] = kept;
-        }
-    return x[n / 2];
-}
 
 // Time the candidates and move the fastest to results[0]. They run on the operands of the call that needs the plan and
 // may overwrite d, because that call sets d afterwards. If it adds to d, candidates write to a buffer of the same size
@@ -196,10 +161,10 @@ static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulO
         cudaCheck(cudaMemsetAsync(d, 0, bytes, ctx->stream));
     }
     cudaEvent_t events[MATMUL_CANDIDATES + 1];
-    float times[MATMUL_CANDIDATES][MATMUL_ROUNDS], best_time = INFINITY;
+    float fastest[MATMUL_CANDIDATES], best_time = INFINITY;  // of all rounds
     int alive[MATMUL_CANDIDATES], best = 0;
     for (int i = 0; i <= count; i++) cudaCheck(cudaEventCreate(&events[i]));
-    for (int i = 0; i < count; i++) alive[i] = 1;
+    for (int i = 0; i < count; i++) alive[i] = 1, fastest[i] = INFINITY;
     for (int round = -1; round < MATMUL_ROUNDS; round++) {  // round -1 loads the kernels
         for (int i = 0; i < count; i++)                     // keeps the GPU busy, so that times exclude launch latency
             if (alive[i] && matmul_launch(plan, &results[i].algo, o, d, ctx) == CUBLAS_STATUS_SUCCESS) break;
@@ -211,56 +176,21 @@ static inline float matmul_time_candidates(const MatmulPlan* plan, const MatmulO
         cudaCheck(cudaEventSynchronize(events[count]));
         for (int i = 0; i < count && round >= 0; i++) {
             if (!alive[i]) continue;
-            cudaCheck(cudaEventElapsedTime(&times[i][round], events[i], events[i + 1]));
-            best_time = fminf(best_time, times[i][round]);
+            float time;
+            cudaCheck(cudaEventElapsedTime(&time, events[i], events[i + 1]));
+            fastest[i] = fminf(fastest[i], time);
+            best_time = fminf(best_time, time);
         }
-        for (int i = 0; i < count && round == 0; i++) alive[i] = alive[i] && times[i][0] <= 1.3f * best_time;
+        for (int i = 0; i < count && round == 0; i++) alive[i] = alive[i] && fastest[i] <= 1.3f * best_time;
     }
-    best_time = INFINITY;
-    for (int i = 0; i < count; i++) {
-        float time = alive[i] ? matmul_median(times[i], MATMUL_ROUNDS) : INFINITY;
-        if (time < best_time) best_time = time, best = i;
-    }
-    float first_time = alive[0] ? matmul_median(times[0], MATMUL_ROUNDS) : INFINITY;
-    if (first_time <= MATMUL_GAIN * best_time) best_time = first_time, best = 0;
+    for (int i = 1; i < count; i++)
+        if (fastest[i] < fastest[best]) best = i;
+    if (fastest[0] <= MATMUL_GAIN * fastest[best]) best = 0;
     results[0] = results[best];
     for (int i = 0; i <= count; i++) cudaCheck(cudaEventDestroy(events[i]));
     if (d != o->d) cudaCheck(cudaFree(d));
-    return 1000 * best_time;
+    return 1000 * fastest[best];
 }
-
-// Run the kernels that must follow a GEMM. Without GELU in the epilogue: GELU, or in the backward pass its derivative
-// and the bias gradient. With it: none, or in the backward pass the bias gradient.
-static inline void matmul_finish_gelu(const MatmulKey* k, const MatmulOperands* o, int in_epilogue, Context* ctx) {
-    BiasGrad bias = {.b = (real*)ctx->cublaslt_workspace, .mode = SET};  // never read
-    floatX* d = (floatX*)o->d;
-    if (k->kind == MATMUL_FORWARD && !in_epilogue)
-        matmul_apply_gelu(d, o->aux, matmul_d_size(k), FORWARD, GELU_TANH, ctx);
-    if (k->kind == MATMUL_FORWARD) return;
-    if (in_epilogue) matmul_backward_bias(bias, d, k->N, k->IC, ctx);
-    else matmul_gelu_backward_bias(bias, d, o->aux, k->N, k->IC, GELU_TANH, ctx);
-}
-
-// The time of matmul_finish_gelu() in microseconds. It runs on operands that the call overwrites later.
-static inline float matmul_time_finish(const MatmulKey* k, const MatmulOperands* o, int in_epilogue, Context* ctx) {
-    cudaEvent_t start, stop;
-    float times[MATMUL_ROUNDS];
-    cudaCheck(cudaEventCreate(&start));
-    cudaCheck(cudaEventCreate(&stop));
-    for (int round = 0; round < MATMUL_ROUNDS; round++) {
-        matmul_finish_gelu(k, o, in_epilogue, ctx);  // keeps the GPU busy, so that the time excludes launch latency
-        cudaCheck(cudaEventRecord(start, ctx->stream));
-        matmul_finish_gelu(k, o, in_epilogue, ctx);
-        cudaCheck(cudaEventRecord(stop, ctx->stream));
-        cudaCheck(cudaEventSynchronize(stop));
-        cudaCheck(cudaEventElapsedTime(&times[round], start, stop));
-    }
-    cudaCheck(cudaEventDestroy(start));
-    cudaCheck(cudaEventDestroy(stop));
-    return 1000 * matmul_median(times, MATMUL_ROUNDS);
-}
-
-static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Context* ctx);
 
 static inline void matmul_plan_choose(MatmulPlan* plan, const MatmulOperands* o, Context* ctx) {
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
@@ -269,18 +199,8 @@ static inline void matmul_plan_choose(MatmulPlan* plan, const MatmulOperands* o,
     int count = matmul_propose(plan, results, timed ? MATMUL_CANDIDATES : 1, ctx);
     plan->usable = count > 0;
     matmul_point(plan, o);
-    if (timed && count) plan->microseconds = matmul_time_candidates(plan, o, results, count, ctx);
+    plan->microseconds = timed && count ? matmul_time_candidates(plan, o, results, count, ctx) : 0;
     if (count) plan->algorithm = results[0].algo;
-    if (timed && count && matmul_has_gelu(plan->key.epilogue)) {
-        MatmulOperands plain = matmul_without_gelu(plan->key.kind, o);
-        MatmulKey key = plan->key;
-        key.N = o->N;
-        key.epilogue = plain.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-        MatmulPlan* other = matmul_plan(key, &plain, ctx);
-        if (other->usable && other->microseconds > 0)
-            plan->usable = plan->microseconds + matmul_time_finish(&key, o, 1, ctx) <=
-                           other->microseconds + matmul_time_finish(&key, o, 0, ctx);
-    }
 }
 
 // Return the plan of a GEMM. It is made on first use. Fills in the range and the alignments of `key`.
@@ -296,12 +216,7 @@ static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Co
     plan->key = key;
     matmul_plan_describe(plan);
     matmul_set_scales(plan, o);
-    if (!matmul_recall(plan, plans, ctx)) {
-        plan->microseconds = 0;
-        matmul_plan_choose(plan, o, ctx);
-        if (plan->microseconds > 0 && ctx->autotune_cache && run_lock_check(ctx->autotune_lock) == 0)
-            matmul_plan_save(plan, ctx);
-    }
+    if (!matmul_recall(plan, plans, ctx)) matmul_plan_choose(plan, o, ctx);
     *plans->end = plan;
     plans->end = &plan->next;
     return plan;

@@ -9,7 +9,6 @@
 
 #include "llmc/device/cuda_utils.cuh"
 #include "llmc/ops/common/fp8_words.cuh"
-#include "llmc/ops/common/launcher.h"
 #include "llmc/ops/common/tile_sums.cuh"
 #include "llmc/ops/quantize/quantize.h"
 

@@ -37,7 +37,6 @@
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/activation.h"
 #include "llmc/ops/common/fp8.h"
-#include "llmc/ops/common/launcher.h"
 #include "llmc/ops/common/losses.h"
 
 // The bias that is computed with the rounding errors of a weight.
