@@ -207,15 +207,13 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
     const Config* c = &m->config;
     const Sequences* s = &in->sequences;
     Embeddings tables = {.word = m->p.word, .position = m->p.position, .type = m->p.type};
-    Dropout dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
     EmbeddingInputs rows = {.tokens = in->tokens, .types = in->types, .s = s};
-    EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = c->types, .C = c->C, .padding = c->padding};
     scope_at(ctx, FORWARD, -1);
     model_buffers_update_copies(&m->buffers, ctx);
-    embedding_forward(m->a.embedded, rows, tables, sizes, dropout_none(s), ctx);
+    embedding_forward(m->a.embedded, rows, tables, m->buffers.step.embedding, dropout_none(s), ctx);
     layernorm_forward(m->a.ln0, m->a.ln0_stats, m->a.embedded, m->p.ln0, (Rows){.N = s->rows, .C = c->C}, (real)c->eps,
                       ctx);
-    if (dropout.threshold) dropout_forward(m->a.ln0, m->a.ln0, s->rows, c->C, dropout, ctx);
+    dropout_forward(m->a.ln0, m->a.ln0, s->rows, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
     for (int l = 0; l < c->L; l++) {
         grad_sync_wait(m->buffers.grad_sync, l, ctx);
         forward_block(m, l, s, ctx);
@@ -330,16 +328,14 @@ static void backward_encoder(Model* m, const MlmInput* in, Mode word_mode, Mode 
     const Config* c = &m->config;
     const Sequences* s = &in->sequences;
     EmbeddingGrads dtables = {.word = m->g.word, .position = m->g.position, .type = m->g.type};
-    EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = c->types, .C = c->C, .padding = c->padding};
     EmbeddingInputs rows = {.tokens = in->tokens, .types = in->types, .s = s};
     LayerNormInputs ln0 = {
         .dy = m->a.dx, .x = m->a.embedded, .stats = m->a.ln0_stats, .w = m->p.ln0.w, .size = {.N = s->rows, .C = c->C}};
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
-    Dropout dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
-    if (dropout.threshold) dropout_backward(m->a.dx, m->a.dx, s->rows, c->C, dropout, SET, ctx);
+    dropout_backward(m->a.dx, m->a.dx, s->rows, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), SET, ctx);
     layernorm_backward(m->a.dx, m->g.ln0, ln0, SET, mode, ctx);
-    embedding_backward(dtables, m->a.dx, rows, sizes, dropout_none(s), word_mode, mode, ctx);
+    embedding_backward(dtables, m->a.dx, rows, m->buffers.step.embedding, dropout_none(s), word_mode, mode, ctx);
 }
 
 // Backpropagate from the gradients in m->a.logits and m->a.pooled to all parameters.
@@ -699,22 +695,21 @@ static void open_model(Run* r, Model* m, MlmSettings* s, MlmSource* source, Expl
     mlm_source_alloc(source, recipe, m->B, T, r->micro_steps, &r->ctx);
 }
 
-static void open_data(Run* r, MlmSettings* settings, const Model* m, MlmSource* source) {
-    mlm_run_open_data(r, settings, source, m->config.V, m->T);
-    Text config = config_write(&m->config, m->config.next ? "BertForPreTraining" : "BertForMaskedLM", NULL);
-    run_check_ranks(r, config, source->has_val, source->has_val ? mlm_fingerprint(&source->val) : 0);
-}
-
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
+    const Config* c = &t->model.config;
     flags_refuse_moved(argc, argv, "--task", "./finetune_bert");
     run_parse(r, settings_flags(t), argc, argv, "./train_bert [flags]   (none: a small model on the built-in corpus)");
     const int has_no_data = mlm_run_has_no_data(&t->mlm, r);
     run_join(r, has_no_data ? NULL : "data/builtin/bert/train.bin");
     open_model(r, &t->model, &t->mlm, &t->data, &t->explanation);
-    if (!has_no_data) open_data(r, &t->mlm, &t->model, &t->data);
-    run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
+    if (!has_no_data) {
+        mlm_run_open_data(r, &t->mlm, &t->data, c->V, t->model.T);
+        Text text = config_write(c, c->next ? "BertForPreTraining" : "BertForMaskedLM", NULL);
+        run_check_ranks(r, text, t->data.has_val, t->data.has_val ? mlm_fingerprint(&t->data.val) : 0);
+    }
+    run_init_model(r, &t->model.buffers, weight_rules(c));
 }
 
 int main(int argc, char** argv) {

@@ -7,7 +7,7 @@
  * numerics   one multiplication per element; nothing is accumulated.
  * mask       Philox bits keyed by (step, layer, site; sequence in the step, position, channel). The mask does not
  *            depend on the row of a sequence in the batch, the number of ranks or the device.
- * p = 0      a copy (forward, SET) or an addition (ADD).
+ * p = 0      a copy (forward, SET), nothing if it is in place, or an addition (ADD).
  * source     Srivastava et al., JMLR 15 (2014), in the inverted form that is now common. */
 #ifndef LLMC_OPS_DROPOUT_H
 #define LLMC_OPS_DROPOUT_H
@@ -122,6 +122,7 @@ static inline void dropout_any(floatX* out, const floatX* in, int N, int C, Drop
 
 static inline void dropout_forward(floatX* y, const floatX* x, int N, int C, Dropout dropout, Context* ctx) {
     CHECK(N > 0 && C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == N));
+    if (dropout.threshold == 0 && y == x) return;
     Scope scope =
         scope_open(ctx, "dropout_forward", DROPOUT_FORWARD_FLOPS(N, C), DROPOUT_FORWARD_BYTES(N, C), "N=%d C=%d", N, C);
     dropout_any(y, x, N, C, dropout, SET, ctx);
@@ -131,6 +132,7 @@ static inline void dropout_forward(floatX* y, const floatX* x, int N, int C, Dro
 static inline void dropout_backward(floatX* dx, const floatX* dy, int N, int C, Dropout dropout, Mode mode,
                                     Context* ctx) {
     CHECK(N > 0 && C > 0 && (dropout.threshold == 0 || dropout.sequences->rows == N));
+    if (dropout.threshold == 0 && dx == dy && mode == SET) return;
     Scope scope = scope_open(ctx, "dropout_backward", DROPOUT_BACKWARD_FLOPS(N, C), DROPOUT_BACKWARD_BYTES(N, C, mode),
                              "N=%d C=%d", N, C);
     dropout_any(dx, dy, N, C, dropout, mode, ctx);

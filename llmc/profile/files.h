@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 
+#include "llmc/base/run_lock.h"
 #include "llmc/profile/losses.h"
 
 // The page's data replaces this.
@@ -138,7 +139,7 @@ static inline void report_page(Text* out, const ProfileReport* r) {
 // ---------------------------------------------------------------------------------------------------------
 // CSV
 
-static inline void report_write_kernels(Text* out, const ProfileReport* r) { table_put_csv(out, report_find(r, "kernels")); }
+static inline void report_csv(Text* out, const ProfileReport* r) { table_put_csv(out, report_find(r, "kernels")); }
 
 static inline void report_put_fact(Table* t, const char* kind, const char* name, const char* value) {
     table_text(t, "kind", kind);
@@ -192,7 +193,7 @@ typedef struct {
 
 static const ReportFile REPORT_FILES[] = {{"profile.txt", report_text},
                                           {"profile.html", report_page},
-                                          {"kernels.csv", report_write_kernels},
+                                          {"kernels.csv", report_csv},
                                           {"summary.csv", report_summary}};
 
 // Remove a report's files, and only those, from `directory`. `lock`, here and below: the lock of the run's directory.

@@ -11,11 +11,7 @@
 
 // What the backward pass does besides dx, d.w and d.b. BACKWARD: nothing. RESIDUAL: dbias. RESIDUAL_DROPOUT: dbranch
 // and dbias.
-typedef enum {
-    LAYERNORM_BACKWARD,
-    LAYERNORM_BACKWARD_RESIDUAL,
-    LAYERNORM_BACKWARD_RESIDUAL_DROPOUT
-} LayerNormForm;
+typedef enum { LAYERNORM_BACKWARD, LAYERNORM_BACKWARD_RESIDUAL, LAYERNORM_BACKWARD_RESIDUAL_DROPOUT } LayerNormForm;
 
 typedef struct {
     LayerNormTargets to;
