@@ -308,8 +308,58 @@ static inline void test_muon_rounded(Harness* h) {
     case_end(h);
 }
 
+#if defined(__CUDACC__) && (defined(PRECISION_BF16) || defined(PRECISION_FP16))
+// The kernel for symmetric products against cuBLASLt's, on tiles of all kinds: several, cut ones, several matrices.
+static inline void test_muon_symmetric(Harness* h) {
+    static const int SIZES[][4] = {// s, k, matrices, x^T is stored
+                                   {64, 96, 3, 0},   {200, 128, 2, 1},   {136, 72, 5, 0},
+                                   {768, 768, 2, 0}, {1024, 256, 30, 1}, {1600, 6400, 1, 1}};
+    for (size_t i = 0; i < COUNT_OF(SIZES); i++)
+        for (int adds = 0; adds < 2; adds++) {
+            int s = SIZES[i][0], k = adds ? s : SIZES[i][1], count = SIZES[i][2], is_tall = !adds && SIZES[i][3];
+            case_begin(h, "muon/symmetric product of %d x [%d,%d]%s%s", count, s, k, is_tall ? " transposed" : "",
+                       adds ? ", added" : "");
+            size_t n = (size_t)count * (size_t)s * (size_t)s;
+            Array x = input(h, (size_t)count * (size_t)s * (size_t)k, 1 / sqrt((double)k));
+            Array got = output(h, n, SET), other = output(h, n, SET);
+            SymmetricProduct z = {got.device, x.device, NULL, s, k, count, is_tall, 1, 0};
+            BatchMatrix xs = muon_operand(x.device, is_tall ? k : s, is_tall ? s : k, CUBLAS_OP_N), xt = xs,
+                        want = muon_operand(other.device, s, s, CUBLAS_OP_N);
+            BatchSize size = {s, s, k, count, count};
+            xt.layout.op = CUBLAS_OP_T;
+            batched_product(want, is_tall ? xt : xs, is_tall ? xs : xt, size, 1, &h->ctx);
+            if (adds) {  // (x x^T)^2 and a part of it; x x^T is symmetric
+                Array square = output(h, n, SET);
+                BatchMatrix sum = muon_operand(square.device, s, s, CUBLAS_OP_N);
+                batched_product_add(sum, want, want, size, 0.5f, want.p, -0.75f, &h->ctx);
+                z.x = z.d0 = (const floatX*)want.p, z.alpha = 0.5f, z.beta = -0.75f;
+                other = square;
+            }
+            if (h->ctx.capability == 90) expect_true(h, "runs", muon_symmetric(z, &h->ctx));
+            else {
+                expect_true(h, "is left to cuBLASLt", HOPPER_BUILD || !muon_symmetric(z, &h->ctx));
+                case_end(h);
+                continue;
+            }
+            array_download(got), array_download(other);
+            size_t odd = 0;
+            for (size_t e = 0; e < n; e++) {
+                size_t m = e / (size_t)(s * s), r = e / (size_t)s % (size_t)s, c = e % (size_t)s;
+                odd += got.host[e] != got.host[(m * (size_t)s + c) * (size_t)s + r];
+            }
+            expect_true(h, "symmetric, bit for bit", odd == 0);
+            // Both round a sum in fp32 once.
+            expect_close(h, "the product", got, other.host, 2 * array_rounding(got));
+            case_end(h);
+        }
+}
+#endif
+
 static inline void test_muon(Harness* h) {
     test_muon_values(h);
+#if defined(__CUDACC__) && (defined(PRECISION_BF16) || defined(PRECISION_FP16))
+    test_muon_symmetric(h);
+#endif
     test_muon_equalities(h);
     for (int way = 0; way < 16; way++) {
         int odd = way & 1, normuon = way >> 1 & 1, clipped = way >> 2 & 1, cautious = way >> 3;

@@ -1,4 +1,5 @@
-/* muon.h on the GPU: elementwise passes over the matrices of a chunk, and batched GEMMs by cuBLASLt.
+/* muon.h on the GPU: elementwise passes over the matrices of a chunk, and batched GEMMs by cuBLASLt. On Hopper
+ * symmetric_hopper.cuh computes the symmetric ones.
  *
  * An elementwise pass has one row of blocks per matrix. A block takes MUON_BLOCK elements, a thread four adjacent
  * elements at a time, aligned to 16 bytes in the flat buffers. At a block's ends it skips those of others. */
@@ -7,6 +8,7 @@
 
 #include "llmc/device/cublaslt.cuh"
 #include "llmc/ops/muon/muon.h"
+#include "llmc/ops/muon/symmetric_hopper.cuh"
 
 #ifdef __CUDACC__
 
@@ -133,8 +135,12 @@ static inline const floatX* muon_orthogonalize(const MuonSpace* space, MuonChunk
     for (int k = 0; k < MUON_ITERATIONS; k++) {
         BatchMatrix xt = x, next = y;
         xt.layout.op = CUBLAS_OP_T;
-        batched_product(a, is_tall ? xt : x, is_tall ? x : xt, gram, 1, ctx);
-        batched_product_add(b, a, a, square, (float)MUON_C, a.p, (float)MUON_B, ctx);
+        SymmetricProduct xx = {.d = (floatX*)a.p, .x = (const floatX*)x.p, .d0 = NULL, .s = s, .k = l};
+        SymmetricProduct aa = {.d = (floatX*)b.p, .x = (const floatX*)a.p, .d0 = (const floatX*)a.p, .s = s, .k = s};
+        xx.count = aa.count = z.count, xx.is_tall = is_tall;
+        xx.alpha = 1, aa.alpha = (float)MUON_C, aa.beta = (float)MUON_B;
+        if (!muon_symmetric(xx, ctx)) batched_product(a, is_tall ? xt : x, is_tall ? x : xt, gram, 1, ctx);
+        if (!muon_symmetric(aa, ctx)) batched_product_add(b, a, a, square, (float)MUON_C, a.p, (float)MUON_B, ctx);
         batched_product_add(next, is_tall ? x : b, is_tall ? b : x, whole, 1, x.p, (float)MUON_A, ctx);
         y = x, x = next;
     }
