@@ -18,7 +18,7 @@
 #define LADDER_ABOVE
 #endif
 #include "dev/ladder/matmul/wgmma.cuh"
-#include "dev/recsys/ops/ptx.cuh"
+#include "dev/ptx.cuh"
 
 enum {
     CLUSTER = 2,  // blocks

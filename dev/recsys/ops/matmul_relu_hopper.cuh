@@ -15,7 +15,7 @@
 #ifndef DEV_RECSYS_OPS_MATMUL_RELU_HOPPER_CUH
 #define DEV_RECSYS_OPS_MATMUL_RELU_HOPPER_CUH
 
-#include "dev/recsys/ops/ptx.cuh"
+#include "dev/ptx.cuh"
 #include "llmc/device/ptx/wgmma.cuh"
 #include "llmc/ops/matmul/matmul.h"
 

@@ -1,8 +1,8 @@
 /* PTX instructions for clusters of blocks, stores by TMA and kernels that begin early, which no op of llmc needs: one
- * instruction per function, as in llmc/device/ptx. The ladder uses them too.
+ * instruction per function, as in llmc/device/ptx. The recommenders and the ladder use them.
  * Source: PTX ISA, sections on mbarrier, barrier.cluster, griddepcontrol and cp.async.bulk.tensor. */
-#ifndef DEV_RECSYS_OPS_PTX_CUH
-#define DEV_RECSYS_OPS_PTX_CUH
+#ifndef DEV_PTX_CUH
+#define DEV_PTX_CUH
 
 #include "llmc/device/ptx/mbarrier.cuh"
 #include "llmc/device/ptx/tma.cuh"
