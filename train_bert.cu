@@ -698,18 +698,18 @@ static void open_model(Run* r, Model* m, MlmSettings* s, MlmSource* source, Expl
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
-    const Config* c = &t->model.config;
+    const Model* m = &t->model;
     flags_refuse_moved(argc, argv, "--task", "./finetune_bert");
     run_parse(r, settings_flags(t), argc, argv, "./train_bert [flags]   (none: a small model on the built-in corpus)");
     const int has_no_data = mlm_run_has_no_data(&t->mlm, r);
     run_join(r, has_no_data ? NULL : "data/builtin/bert/train.bin");
     open_model(r, &t->model, &t->mlm, &t->data, &t->explanation);
     if (!has_no_data) {
-        mlm_run_open_data(r, &t->mlm, &t->data, c->V, t->model.T);
-        Text text = config_write(c, c->next ? "BertForPreTraining" : "BertForMaskedLM", NULL);
+        mlm_run_open_data(r, &t->mlm, &t->data, m->config.V, m->T);
+        Text text = config_write(&m->config, m->config.next ? "BertForPreTraining" : "BertForMaskedLM", NULL);
         run_check_ranks(r, text, t->data.has_val, t->data.has_val ? mlm_fingerprint(&t->data.val) : 0);
     }
-    run_init_model(r, &t->model.buffers, weight_rules(c));
+    run_init_model(r, &t->model.buffers, weight_rules(&m->config));
 }
 
 int main(int argc, char** argv) {

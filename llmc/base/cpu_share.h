@@ -8,6 +8,7 @@
 #ifndef LLMC_BASE_CPU_SHARE_H
 #define LLMC_BASE_CPU_SHARE_H
 
+#include <limits.h>
 #include <sched.h>
 
 #include "llmc/base/util.h"
@@ -114,7 +115,11 @@ static inline void cpu_share_settle(char** argv) {
         snprintf(text, sizeof text, "%d", threads);
         changed |= setenv("OMP_NUM_THREADS", text, 0) == 0;
     }
-    if (changed) execv("/proc/self/exe", argv);  // if that fails, the run is only slower
+    char path[PATH_MAX];  // not /proc/self/exe itself: ps and pkill would call the process "exe"
+    ssize_t n = changed ? readlink("/proc/self/exe", path, sizeof path - 1) : -1;
+    if (n < 0) return;
+    path[n] = '\0';
+    execv(path, argv);  // if that fails, the run is only slower
 }
 
 #endif
