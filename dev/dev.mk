@@ -46,7 +46,7 @@ $(G)/opscu: dev/ops.cu Makefile dev/dev.mk $(G)/command
 
 # CUDA programs on the CPU: tests of ops with the kernels of sm_80 and of sm_90a, and of the models.
 $(B)/emulated/source/made: $(shell find llmc dev/ops dev/recsys dev/test -name '*.h' -o -name '*.cuh') \
-        dev/ops.cu $(wildcard *.cu dev/emulator/*) Makefile dev/dev.mk
+        dev/ops.cu dev/ptx.cuh $(wildcard *.cu dev/emulator/*) Makefile dev/dev.mk
 	python3 dev/emulator/translate.py $(@D)
 	@touch $@
 
