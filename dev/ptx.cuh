@@ -33,7 +33,8 @@ __device__ inline void grid_dependency_wait(void) { asm volatile("griddepcontrol
 __device__ inline void grid_launch_dependents(void) { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
-// tma_load_3d(), multicast to the blocks of the cluster in the bit mask `blocks`, each at the same address and `barrier`.
+// tma_load_3d(), multicast to the blocks of the cluster in the bit mask `blocks`, each at the same address and
+// `barrier`.
 __device__ inline void tma_load_3d_multicast(uint32_t tile, const CUtensorMap* map, int channel, int head, int row,
                                              uint32_t barrier, uint16_t blocks) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "

@@ -1,5 +1,5 @@
-/* The part of both trainers that does not depend on the model: flags, what they refuse, the memory plan, the run. Included by a
- * trainer once its Trainer is defined. */
+/* The part of both trainers that does not depend on the model: flags, what they refuse, the memory plan, the run.
+ * Included by a trainer once its Trainer is defined. */
 #ifndef DEV_RECSYS_RECOMMENDER_H
 #define DEV_RECSYS_RECOMMENDER_H
 
@@ -121,8 +121,8 @@ static void train_step(Trainer* t) {
     run_log(r, losses, work);
 }
 
-// Train or evaluate. `usage`: the first line of --help; `score`: the key of a validation in log.jsonl; `what`: the run's
-// name.
+// Train or evaluate. `usage`: the first line of --help; `score`: the key of a validation in log.jsonl; `what`: the
+// run's name.
 static int recommender_main(int argc, char** argv, const char* usage, const char* score, const char* what) {
     static Trainer trainer, *t = &trainer;
     Run* r = &t->run;

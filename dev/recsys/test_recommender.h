@@ -1,5 +1,5 @@
-/* What test_dlrm.cu and test_ncf.cu share: values from a hash, golden cases, finite differences, equalities, timing. Included
- * after the trainer. */
+/* What test_dlrm.cu and test_ncf.cu share: values from a hash, golden cases, finite differences, equalities, timing.
+ * Included after the trainer. */
 #ifndef DEV_RECSYS_TEST_RECOMMENDER_H
 #define DEV_RECSYS_TEST_RECOMMENDER_H
 

@@ -9,9 +9,9 @@
  *
  * Updates are SGD without momentum. Gradients of tables are never stored: ops/embedding_rows.h.
  *
- * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, settings. main() is in
- * recommender.h.
- * Source: Naumov et al., arXiv 1906.00091; sizes and initial values as in NVIDIA's DeepLearningExamples. */
+ * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, settings.
+ * main() is in recommender.h. Source: Naumov et al., arXiv 1906.00091; sizes and initial values as in NVIDIA's
+ * DeepLearningExamples. */
 #include "dev/recsys/dlrm_data.h"
 #include "dev/recsys/mlp.h"
 #include "dev/recsys/ops/interaction.h"

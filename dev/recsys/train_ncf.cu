@@ -7,9 +7,9 @@
  * Updates are Adam. Each row of each table is updated in every step, looked up or not, as published; --lazy-adam 1 updates
  * only the rows of the step, which is another optimizer. Gradients of tables are never stored: ops/embedding_rows.h.
  *
- * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, settings. main() is in
- * recommender.h.
- * Source: He et al., "Neural Collaborative Filtering", 2017; sizes, initial values: NVIDIA's DeepLearningExamples. */
+ * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, settings.
+ * main() is in recommender.h. Source: He et al., "Neural Collaborative Filtering", 2017; sizes, initial values:
+ * NVIDIA's DeepLearningExamples. */
 #include "dev/recsys/mlp.h"
 #include "dev/recsys/ncf_data.h"
 #include "dev/recsys/ops/gmf.h"
@@ -184,8 +184,8 @@ static NcfLookups lookups(const Model* m, const Batch* in) {
     return s;
 }
 
-// Forward pass. BACKWARD: with dropout of this step, and the gradient at the last layer. m->a.loss [1] is SET to the mean
-// loss.
+// Forward pass. BACKWARD: with dropout of this step, and the gradient at the last layer. m->a.loss [1] is SET to the
+// mean loss.
 static void forward(Model* m, const Batch* in, uint64_t step, Direction direction, Context* ctx) {
     const Config* c = &m->config;
     int B = in->B, last = c->mlp.count - 1;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The recommenders' trainers from outside: data preparation, refusals in one line with status 2, and runs that were stopped
-# or had other threads, which equal the straight one bit for bit. Then DLRM's AUC.
+# The recommenders' trainers from outside: data preparation, refusals in one line with status 2, and runs that were
+# stopped or had other threads, which equal the straight one bit for bit. Then DLRM's AUC.
 #
 #     bash dev/recsys/trainer.sh TRAIN_DLRM TRAIN_NCF
 set -u
@@ -211,7 +211,7 @@ done
 pooled=$(pool=all rivals=30 run_ncf -o ncf-whole -y 1 --evaluate 1 | score)
 check "a score names its rivals" grep -q "with 30 negatives, pool all" <<<"$pooled"
 
-# --- DLRM within 0.005 of the true logit's AUC, which is between 0.75 and 0.85. The same with the default settings: dev/LOG.md.
+# --- DLRM within 0.005 of the true logit's AUC, which is between 0.75 and 0.85 (with the default settings: dev/LOG.md).
 auc() { "$dlrm" -o "" --rows 20 --samples 700000 -l 3 -v 20000 | score; }
 if is_sanitized; then skip "AUC" "too slow under AddressSanitizer"
 else

@@ -1631,6 +1631,8 @@ int main(void) {
     test_old_value(&t, "attention", "\"explicit\"", 1);
     test_old_value(&t, "attention", "\"flash-wide\"", 0);
     test_old_value(&t, "gelu-fusion", "3", 1);
+    test_old_value(&t, "gelu-fusion", "2", 1);
+    test_old_value(&t, "gelu-fusion", "0", 0);
     test_update_settings(&t);
     test_streams(&t);
     test_overflow(&t);

@@ -1,5 +1,5 @@
-/* Flags of earlier versions. The command line and recipes refuse them by name; a checkpoint that holds one at a value that
- * changed nothing resumes. */
+/* Flags of earlier versions. The command line and recipes refuse them by name; a checkpoint that holds one at a value
+ * that changed nothing resumes. */
 #ifndef LLMC_BASE_FLAGS_RETIRED_H
 #define LLMC_BASE_FLAGS_RETIRED_H
 

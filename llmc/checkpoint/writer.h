@@ -309,7 +309,7 @@ static inline int writer_snapshot(CheckpointWriter* w) {
         bytes[1 + i] = c->optimizer->shard.size * sizeof(real);
     }
     if (!w->snapshot.is_open && !w->has_warned &&
-        snapshot_open(&w->snapshot, bytes, w->group ? max_int(1, w->group->local_size) : 1) != 0) {
+        snapshot_open(&w->snapshot, bytes, max_int(1, w->group->local_size)) != 0) {
         double total = 0;
         for (int i = 0; i < SNAPSHOT_BUFFERS; i++) total += (double)bytes[i];
         char* who = w->group->size > 1 ? xprintf("rank %d: ", w->group->rank) : xprintf("%s", "");

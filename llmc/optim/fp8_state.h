@@ -291,8 +291,7 @@ static inline void fp8_state_set(Fp8State* s, const char* hex, const char* check
     if (strlen(hex) != 8 * (recorded + n) || strspn(hex, "0123456789abcdef") != strlen(hex))
         die(USAGE,
             "%s/trainer.json: key \"fp8\": is not the state of this model's %d fp8 layers. If it is of an older "
-            "version's "
-            "--fp8 1, which left out the output matrix, it goes on only without fp8: --fp8 0 --override 1",
+            "version's --fp8 1, which left out the output matrix, it goes on only without fp8: --fp8 0 --override 1",
             checkpoint, s->count);
     uint32_t* bits = (uint32_t*)xmalloc((recorded + n) * sizeof *bits);
     real* scale = (real*)xcalloc(n * (1 + FP8_INVERSE_APART), sizeof *scale);

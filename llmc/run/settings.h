@@ -288,9 +288,9 @@ static inline void settings_check_profile(const Settings* s, int64_t left) {
 // ---------------------------------------------------------------------------------------------------------
 // Resuming
 
-// The text of a saved value. --attention materialized had another name in earlier versions, a part of flash was a choice
-// of its own, and --gelu-fusion 2 and 3 chose kernels that are gone. What is now --fp8 1 was 2; another 1, without GPT-2's
-// output matrix, has fewer scales (fp8_state_set).
+// The text of a saved value. --attention materialized had another name in earlier versions, a part of flash was a
+// choice of its own, and --gelu-fusion 2 and 3 chose kernels that are gone. What is now --fp8 1 was 2; another 1,
+// without GPT-2's output matrix, has fewer scales (fp8_state_set).
 static inline const char* settings_saved_text(const Flag* row, const JsonNode* saved, const char* file) {
     if (!saved->string) die(USAGE, "%s: key \"%s\": is not a setting's value", file, row->long_name + 2);
     if (row->type == FLAG_CHOICE && strcmp(saved->string, "explicit") == 0) return "materialized";

@@ -308,6 +308,20 @@ static __global__ void __launch_bounds__(ROWS_WARPS* WARP)
     }
 }
 
+// Update the four elements w from `at` on, with moments m and v, by their gradient g.
+__device__ inline void row_adam(const EmbeddingTable& t, size_t at, Vector<real> w, Vector<real> m, Vector<real> v,
+                                const float g[4], const AdamWCoefficients& c, const AdamWStep* step) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        m.v[k] = fmaf(c.beta1, m.v[k], c.beta1_rest * g[k]);
+        v.v[k] = fmaf(c.beta2_rest, g[k] * g[k], c.beta2 * v.v[k]);
+        w.v[k] -= step->step_size * m.v[k] / fmaf(step->root_scale, sqrtf(v.v[k]), c.eps);
+    }
+    store128(t.m + at, m);
+    store128(t.v + at, v);
+    row_store(t, at, w);
+}
+
 // One warp per row of the table; a lane has four adjacent columns.
 static __global__ void __launch_bounds__(ROWS_WARPS* WARP)
     embedding_adam_kernel(EmbeddingTable t, RowGradients dx, RowSegments s, AdamWCoefficients c, AdamRows rows,
@@ -321,15 +335,7 @@ static __global__ void __launch_bounds__(ROWS_WARPS* WARP)
         Vector<real> w = load128(t.w + at), m = load128(t.m + at), v = load128(t.v + at);
         float sum[4] = {0};
         row_gradient_add(sum, dx, s.source, begin, end, at_column);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            m.v[j] = fmaf(c.beta1, m.v[j], c.beta1_rest * sum[j]);
-            v.v[j] = fmaf(c.beta2_rest, sum[j] * sum[j], c.beta2 * v.v[j]);
-            w.v[j] -= step->step_size * m.v[j] / fmaf(step->root_scale, sqrtf(v.v[j]), c.eps);
-        }
-        store128(t.m + at, m);
-        store128(t.v + at, v);
-        row_store(t, at, w);
+        row_adam(t, at, w, m, v, sum, c, step);
     }
 }
 #else

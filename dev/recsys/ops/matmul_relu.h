@@ -131,8 +131,8 @@ static inline void matmul_relu_forward(ReluOutput out, const floatX* x, Linear p
 
 enum { RELU_SUM_WARPS = 16, RELU_SUM_ROWS = 4, RELU_SUM_BLOCKS = 132 };
 
-// Grid: x is a tile of WARP * WIDTH columns, y a range of `span` rows. MASKED: dz is masked in place first. The last block of
-// a tile to arrive adds the sums of all its blocks, partial [tiles, spans, WARP * WIDTH], in their order.
+// Grid: x is a tile of WARP * WIDTH columns, y a range of `span` rows. MASKED: dz is masked in place first. The last
+// block of a tile to arrive adds the sums of all its blocks, partial [tiles, spans, WARP * WIDTH], in their order.
 template <int WIDTH, bool MASKED>
 __global__ void __launch_bounds__(RELU_SUM_WARPS* WARP, 2)
     relu_backward_kernel(ReluGrads d, ReluOutput h, float* partial, unsigned* arrivals, int N, int OC, int span) {

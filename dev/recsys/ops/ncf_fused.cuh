@@ -203,15 +203,7 @@ static __global__ void __launch_bounds__(NCF_THREADS)
     float g[4];
     if (job.g32) *(float4*)g = *(const float4*)(job.g32 + i);
     else to_floats(g, row_load(job.g16 + i));
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        m.v[k] = fmaf(c.beta1, m.v[k], c.beta1_rest * g[k]);
-        v.v[k] = fmaf(c.beta2_rest, g[k] * g[k], c.beta2 * v.v[k]);
-        w.v[k] -= step->step_size * m.v[k] / fmaf(step->root_scale, sqrtf(v.v[k]), c.eps);
-    }
-    store128(t.m + i, m);
-    store128(t.v + i, v);
-    row_store(t, i, w);
+    row_adam(t, i, w, m, v, g, c, step);
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, 
     if (!matmul_gelu_epilogue(key, &o, kind, ctx)) {
         o.d = pre, o.aux = NULL;
         matmul_product(key, &o, ctx);
-        matmul_apply_gelu(y, pre, matmul_d_size(&key), FORWARD, kind, ctx);
+        gelu_forward_start(y, pre, matmul_d_size(&key), kind, ctx);
     }
     scope_close(&scope);
 }

@@ -9,13 +9,6 @@
 #ifdef __CUDACC__
 #include "llmc/device/cuda_utils.cuh"
 
-// FORWARD: y = gelu(pre). BACKWARD: y holds the GEMM's result and becomes dpre = y * gelu'(pre).
-static inline void matmul_apply_gelu(floatX* y, const floatX* pre, size_t n, Direction direction, Gelu gelu,
-                                     Context* ctx) {
-    if (direction == FORWARD) gelu_forward_start(y, pre, n, gelu, ctx);
-    else gelu_backward_start<SET>(y, y, pre, n, gelu, ctx);
-}
-
 // y [N, OC] += b, for shapes without an epilogue. One element per thread.
 static __global__ void matmul_bias_kernel(floatX* y, const floatX* b, size_t n, int OC) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -145,7 +138,7 @@ static inline void matmul_backward_bias(BiasGrad d, const floatX* dy, int N, int
 // dpre [N, OC] holds dy w and becomes (dy w) * gelu'(pre). d.b, if not NULL, gets the column sums of dpre.
 static inline void matmul_gelu_backward_bias(BiasGrad d, floatX* dpre, const floatX* pre, int N, int OC, Gelu kind,
                                              Context* ctx) {
-    if (!d.b) matmul_apply_gelu(dpre, pre, (size_t)N * (size_t)OC, BACKWARD, kind, ctx);
+    if (!d.b) gelu_backward_start<SET>(dpre, dpre, pre, (size_t)N * (size_t)OC, kind, ctx);
     else if (kind == GELU_ERF) matmul_backward_bias_any<BIAS_GELU_ERF>(d, dpre, pre, N, OC, ctx);
     else matmul_backward_bias_any<BIAS_GELU_TANH>(d, dpre, pre, N, OC, ctx);
 }

@@ -6,7 +6,7 @@
  * With ctx->autotune the first call times cuBLASLt's candidates for the range's largest N on its own operands. Without
  * it cuBLASLt's first choice is used. A run turns autotuning off after its first step (device_set_autotune), so later
  * choices do not depend on which N came first, and a checkpoint holds everything that was timed. Choices can be saved
- * (matmul_plans_text) and loaded (matmul_plans_load), one line each. They are valid for the same GPU, library and type. */
+ * (matmul_plans_text) and loaded (matmul_plans_load), one line each, valid for the same GPU, library and type. */
 #ifndef LLMC_OPS_MATMUL_PLAN_CUH
 #define LLMC_OPS_MATMUL_PLAN_CUH
 
