@@ -150,7 +150,7 @@ typedef struct {
 // What is launched from here on is logged. The same was run before: the first time, matmuls are chosen.
 static void logged_begin(LoggedStep* s, Context* ctx) {
     device_synchronize(ctx);
-    s->is_tracing = kernel_trace_start(&s->trace, ctx) == 0;
+    s->is_tracing = kernel_trace_start(&s->trace, ctx) == NULL;
     scope_log_open(&s->log, s->is_tracing ? &s->trace : NULL);
     if (s->is_tracing) {
         kernel_trace_collect(&s->trace);
@@ -162,7 +162,7 @@ static void logged_begin(LoggedStep* s, Context* ctx) {
 static void logged_end(LoggedStep* s, Context* ctx) {
     ctx->scope_log = NULL;
     device_synchronize(ctx);
-    scope_log_resolve(&s->log);
+    if (s->is_tracing) kernel_trace_collect(&s->trace);
 }
 
 static void logged_close(LoggedStep* s) {

@@ -148,7 +148,6 @@ async function checkPage() {
     const title = none(profile.title) ? "" : String(profile.title), section = document.getElementById("table-kernels");
     same("title", document.querySelector("h1").textContent, title);
     same("facts", all("#facts > div").length, (profile.facts || []).length);
-    same("losses", all("#losses li").map((li) => li.textContent), profile.losses || []);
     for (const id of ["timeline", "roofline"]) check(`section ${id}`, document.getElementById(id));
     const kinds = wanted.find((table) => table.id === "kinds");
     if (kinds) check("section strip", all("#strip .strip span").length > 0);
@@ -200,7 +199,7 @@ def a_step(layers):
         sums = [sum(row[i] or 0 for row in of) for i in (7, 8, 9)]
         ops.append([direction, op, of[0][3], sums[0] / 1e3, sums[1] or None, sums[2], sums[1] / sums[0] * 1e3 if sums[1] else None])
     return {
-        "title": "./train --profile 3", "facts": [["GPU", "one"], ["ranks", 2]], "losses": ["One.", "Two."],
+        "title": "./train --profile 3", "facts": [["GPU", "one"], ["ranks", 2]],
         "ceilings": {"flops": 7.9e14, "bytes": 4.2e12},
         "step": {"span_ms": 2.4, "overlap_ms": 0.1, "idle_ms": 0.2},
         "tables": [
@@ -221,7 +220,7 @@ def cases():
     long = "a::very_long<name_of_a_kernel>" * 7
     texts = [[evil, 1], [long, 2.5], ["item 10", None], ["item 9", "text"], [None, -1e30], ["", 0], ["z" * 200, 1e-9]]
     yield "hostile", {
-        "title": evil + "t" * 300, "facts": [[evil, evil], [long, None]], "losses": [evil, long], "ceilings": {"flops": None},
+        "title": evil + "t" * 300, "facts": [[evil, evil], [long, None]], "ceilings": {"flops": None},
         "tables": [
             table("kinds", "__proto__:t ms:n", texts),
             table("ops", "op:t ms:n gflop:n mbyte:n", [[evil, 1, 2, 3], [long, 1, None, 3], ["w", 0, 1, 1], ["m", 1, -1, 1], ["s", 1, 1, 0]]),

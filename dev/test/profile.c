@@ -159,7 +159,7 @@ static void traced_open(Traced* d, const char* without, int longer, int later) {
 static void step_open(ProfileStep* step, const char* without, int longer, int later) {
     Traced d;
     traced_open(&d, without, longer, later);
-    scope_log_resolve(&d.log);
+    kernel_trace_collect(&d.trace);
     profile_from_log(step, &d.log, 1);
     kernel_trace_free(&d.trace);
     profile_set_rooflines(step, &PEAKS);
@@ -170,7 +170,7 @@ static void test_join(Tests* t) {
     traced_open(&d, NULL, 0, 0);
     for (int again = 0; again < 2; again++) {  // joining twice changes nothing
         Text order = {NULL, 0, 0};
-        scope_log_resolve(&d.log);
+        kernel_trace_collect(&d.trace);
         for (size_t i = 0; i < d.trace.count; i++) {
             const TracedLaunch* row = &d.trace.rows[i];
             text_printf(&order, "%s %s %lld\n", row->name,
@@ -201,7 +201,7 @@ static void test_join(Tests* t) {
         row.name = xprintf("%d", i), row.correlation = (uint32_t)((i + 1) % 3), row.start = row.end = NOW;
         kernel_trace_add(&d.trace, &row);
     }
-    scope_log_resolve(&d.log);
+    kernel_trace_collect(&d.trace);
     expect(t, d.trace.rows[0].name[0] == '2' && d.trace.rows[1].name[0] == '0' && d.trace.rows[2].name[0] == '1',
            "join/launches that begin at once are in the order of the calls", "%s first", d.trace.rows[0].name);
     kernel_trace_free(&d.trace);
@@ -266,9 +266,7 @@ static void test_accounting(Tests* t) {
            near_to(a.gap[GAP_HOST], 6000e-9) && near_to(a.gap[GAP_STREAM], 2200e-9) &&
                near_to(a.gap[GAP_SWITCH], 1000e-9),
            "accounting/gaps by cause", "%g %g %g", a.gap[GAP_HOST], a.gap[GAP_STREAM], a.gap[GAP_SWITCH]);
-    expect(t, a.gaps[GAP_HOST] == 1 && a.gaps[GAP_STREAM] == 2 && a.gaps[GAP_SWITCH] == 1 && a.unscoped == 2,
-           "accounting/counts", "%zu %zu %zu, %zu", a.gaps[GAP_HOST], a.gaps[GAP_STREAM], a.gaps[GAP_SWITCH],
-           a.unscoped);
+    expect(t, a.unscoped == 2, "accounting/rows without an op", "%zu", a.unscoped);
     expect(t, near_to(a.communication, 11800e-9) && near_to(a.overlapped, 10000e-9),
            "accounting/overlapped communication", "%g of %g", a.overlapped, a.communication);
     ProfileGap* gaps = profile_gaps(&step, &count);
@@ -303,7 +301,7 @@ static void test_random_accounting(Tests* t) {
             kernel_trace_add(&d.trace, &row);
             if (r[3] % 4) traced_calls_add(&d.trace.returns, i, row.start - r[3] % 20000);
         }
-        scope_log_resolve(&d.log);
+        kernel_trace_collect(&d.trace);
         profile_from_log(&step, &d.log, 0);
         kernel_trace_free(&d.trace);
         Accounting a = profile_account(&step);
@@ -335,7 +333,6 @@ static void test_ops(Tests* t) {
     scope_at(&ctx, OPTIMIZER, -1);
     Scope after = scope_open(&ctx, "after", 0, 0, "%s", "");
     scope_close(&after);
-    scope_log_resolve(&log);
     profile_from_log(&step, &log, 1);
     expect(t, step.count == 3 && log.open == NO_SCOPE, "ops/one per scope", "%zu", step.count);
     const ProfileRow* r = step.rows;
@@ -589,7 +586,6 @@ static void report_open(ProfileReport* r, ProfileStep steps[2]) {
     r->times.plain = (double)NAN, r->times.profiled = steps[0].seconds;
     report_fact(r, "GPU", xprintf("one | <b>\n"));
     report_fact(r, "step", xprintf("1 of 2"));
-    r->losses = profile_losses(r->step, &PEAKS, 0, 5, &r->loss_count);
     double span = r->accounting.span;
     profile_table_accounting(report_table(r), r->step, &r->accounting, r->times);
     profile_table_kinds(report_table(r), r->step, span);
@@ -692,79 +688,6 @@ static void test_same(Tests* t) {
     expect(t, same, "groups/ops are equal by direction, name and shapes", "not so");
 }
 
-static void test_losses(Tests* t, const ProfileReport* r) {
-    static const struct {
-        double ns;
-        const char* says;
-    } want[] = {{6000, "the GPU waits for the host to launch, longest before gelu_forward_kernel"},
-                {2200, "between the work of one stream and another's"},
-                {1800, "communication that overlaps with nothing, of 0.012 ms in all"},
-                {1600,
-                 "forward matmul_forward N=64 IC=16 OC=32, 1 call in 0.007 ms. Its flops take 0.005 ms at the "
-                 "1 TFLOP/s of a large matmul. 0.001 ms of the loss are in 1 helper row, 0.001 ms in the longest. Fuse "
-                 "the helper. Look at its tile sizes, "},
-                {1500, "launches without a scope"}};
-    expect(t, r->loss_count == COUNT_OF(want), "losses/five", "%zu", r->loss_count);
-    for (size_t i = 0; i < COUNT_OF(want) && i < r->loss_count; i++) {
-        char* name = xprintf("losses/%zu", i + 1);
-        expect(t, fabs(1e9 * r->losses[i].seconds - want[i].ns) < 1e-6 && strstr(r->losses[i].sentence, want[i].says),
-               name, "%s", r->losses[i].sentence);
-        free(name);
-    }
-    size_t few, all;
-    ProfileLoss *first = profile_losses(r->step, &PEAKS, 0, 2, &few),
-                *every = profile_losses(r->step, &PEAKS, 0, 100, &all);
-    const char* untidy = "";
-    for (size_t i = 0; i < all; i++) {
-        const char* says = every[i].sentence;
-        if (strstr(says, "  ") || strstr(says, " ,") || strstr(says, "1 rows") || says[strlen(says) - 1] != '.')
-            untidy = says;
-    }
-    expect(t, !*untidy, "losses/tidy sentences", "'%s'", untidy);
-    int sorted = all == 9;  // seven ops less the two that lose nothing, and four others
-    for (size_t i = 1; i < all; i++) sorted &= every[i].seconds <= every[i - 1].seconds && every[i].seconds > 0;
-    expect(t, few == 2 && sorted, "losses/sorted, as many as asked for", "%zu and %zu", few, all);
-    for (size_t i = 0; i < few; i++) free(first[i].sentence);
-    for (size_t i = 0; i < all; i++) free(every[i].sentence);
-    free(first), free(every);
-}
-
-// Two calls of an op with all, some or none of the loss in helpers.
-static void test_losses_of_helpers(Tests* t) {
-    static const struct {
-        const char* name;
-        double longest, helper;  // microseconds
-        const char* says;
-    } cases[] = {{"helpers alone", 100, 30,
-                  " 0.060 ms of the loss are in 2 helper rows, 0.000 ms in the longest. Fuse the helpers."},
-                 {"both", 120, 30,
-                  " 0.060 ms of the loss are in 2 helper rows, 0.040 ms in the longest. Fuse the helpers. "
-                  "Look at its memory accesses; then fuse it with a neighbour to move fewer bytes."},
-                 {"the longest alone", 200, 5,
-                  " of a copy. Look at its memory accesses; then fuse it with a neighbour to move fewer bytes."}};
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        ScopeRecord scope;
-        ProfileRow rows[4];
-        ProfileStep step = {rows, 4, 0, 0, 0, 0};
-        size_t count;
-        memset(&scope, 0, sizeof scope);
-        scope.op = "op", scope.bytes = 1e7;  // 100 microseconds
-        for (int k = 0; k < 4; k++) {
-            rows[k] = profile_row(&scope);
-            rows[k].scope = (size_t)k / 2, rows[k].is_helper = k % 2;
-            rows[k].seconds = 1e-6 * (k % 2 ? cases[i].helper : cases[i].longest);
-            rows[k].start = k ? rows[k - 1].start + rows[k - 1].seconds : 0;
-        }
-        profile_set_rooflines(&step, &PEAKS);
-        ProfileLoss* losses = profile_losses(&step, &PEAKS, 0, 1, &count);
-        size_t length = strlen(losses[0].sentence), end = strlen(cases[i].says);
-        char* name = xprintf("losses/%s", cases[i].name);
-        expect(t, count == 1 && length > end && strcmp(losses[0].sentence + length - end, cases[i].says) == 0, name,
-               "%s", losses[0].sentence);
-        free(losses[0].sentence), free(losses), free(name);
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // A profiler after its last step
 
@@ -773,8 +696,6 @@ typedef struct {
     ProfileStep steps[3];
     double plain[3];
     ProcessGroup group;
-    MemoryPlan plan;
-    Context ctx;
     ProfiledRun run;
     ProfileReport report;
 } Filled;
@@ -801,18 +722,13 @@ static void filled_open(Filled* f) {
     p->warmup = 5, p->count = p->taken = p->plain_count = 3, p->first = 100, p->is_tracing = 1;
     p->steps = f->steps, p->plain = f->plain, p->peaks = PEAKS;
     f->group.size = 1;
-    for (int i = 0; i < MEMORY_PLAN_PARTS; i++) f->plan.part[i].name = "nothing";
-    f->plan.part[0].name = "parameters", f->plan.part[0].bytes = (size_t)3 << 20;
-    f->plan.part[1].name = "scratch", f->plan.part[1].bytes = (size_t)1 << 20;
-    f->ctx.memory[0].name = "parameters", f->ctx.memory[0].bytes = (size_t)2 << 20;
-    f->ctx.scratch_bytes = (size_t)5 << 20;
-    ProfiledRun run = {"", "train", &f->plan, 2.1e6, &f->group, 1};
+    ProfiledRun run = {"", "train", 2.1e6, &f->group, 1};
     f->run = run;
 }
 
 static const char* filled_fact(Filled* f, const char* name) {
     report_free(&f->report);
-    profiler_fill_report(&f->report, &f->profiler, &f->run, &f->ctx);
+    profiler_fill_report(&f->report, &f->profiler, &f->run);
     return fact_of(&f->report, name);
 }
 
@@ -824,13 +740,6 @@ static void filled_close(Filled* f) {
 static void expect_fact(Tests* t, const char* title, Filled* f, const char* name, const char* want) {
     const char* got = filled_fact(f, name);
     expect(t, strcmp(got, want) == 0, title, "%s '%s', not '%s'", name, got, want);
-}
-
-static void expect_loss(Tests* t, const char* title, Filled* f, const char* want) {
-    int found = 0;
-    filled_fact(f, "step");
-    for (size_t i = 0; i < f->report.loss_count; i++) found += strcmp(f->report.losses[i].sentence, want) == 0;
-    expect(t, found == 1, title, "no loss '%s'", want);
 }
 
 static void test_words(Tests* t) {
@@ -866,13 +775,7 @@ static void test_facts(Tests* t) {
                 "115, the median of 113 to 115 by time, after 5 warm-up and 7 plain steps; the run was stopped before "
                 "the rest");
     f.profiler.count = 3;
-    expect_loss(t, "facts/an overlapped broadcast is not a loss", &f,
-                "0.002 ms, 4.3 % of the step: communication that overlaps with nothing, "
-                "of 0.012 ms in all without share_parameters.");
     f.run.broadcast_overlaps = 0;
-    expect_loss(t, "facts/an exposed broadcast is a loss", &f,
-                "0.003 ms, 7.0 % of the step: communication that overlaps with nothing, "
-                "of 0.013 ms in all.");
     expect_fact(t, "facts/an exposed broadcast is in the overlap", &f, "overlap",
                 "78.4 % of 0.013 ms of communication overlap with other work");
     expect_fact(t, "facts/no overlapped broadcast", &f, "broadcast", "");
@@ -957,31 +860,6 @@ static void test_op_energies(Tests* t) {
     free(e.ops);
 }
 
-static void test_memory(Tests* t) {
-    Filled f;
-    filled_open(&f);
-    filled_fact(&f, "step");
-    const Table* memory = report_find(&f.report, "memory");
-    static const char* const names[] = {"parameters", "scratch", "together"};
-    static const double planned[] = {3, 1, 4}, held[] = {2, 5, 7};
-    for (size_t i = 0; i < COUNT_OF(names); i++) {
-        int at = table_find(memory, "category", names[i]);
-        char* name = xprintf("memory/%s", names[i]);
-        CHECK(at >= 0);
-        expect(t,
-               table_at(memory, (size_t)at, "planned_mib")->number == planned[i] &&
-                   table_at(memory, (size_t)at, "allocated_mib")->number == held[i],
-               name, "%g of %g", table_at(memory, (size_t)at, "allocated_mib")->number,
-               table_at(memory, (size_t)at, "planned_mib")->number);
-        free(name);
-    }
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    double peak = table_at(memory, table_rows(memory) - 1, "allocated_mib")->number, now = usage.ru_maxrss / 1024.;
-    expect(t, peak > 0.5 * now && peak <= now, "memory/peak, in MiB", "%g", peak);
-    filled_close(&f);
-}
-
 static void test_ranks(Tests* t) {
     Filled f;
     filled_open(&f);
@@ -1019,7 +897,7 @@ static void test_ranks(Tests* t) {
 static void test_rank_of_ops(Tests* t) {
     ProcessGroup group;
     memset(&group, 0, sizeof group);
-    ProfiledRun run = {"", "train", NULL, 0, &group, 0};
+    ProfiledRun run = {"", "train", 0, &group, 0};
     RankStep rank[2];
     for (int i = 0; i < 2; i++) {
         ProfileStep step;
@@ -1106,13 +984,12 @@ static void test_page(Tests* t, const char* page, const ProfileReport* r) {
     expect(t, !strstr(data, "</") && !strstr(data, "<!--"), "page/nothing ends the script", "%s",
            strstr(data, "</") ? strstr(data, "</") : strstr(data, "<!--"));
     Json json = json_of(t, "page/the data is JSON", data);
-    const JsonNode *losses = json_need(json.root, "losses", JSON_ARRAY, "page"),
-                   *tables = json_need(json.root, "tables", JSON_ARRAY, "page"),
+    const JsonNode *tables = json_need(json.root, "tables", JSON_ARRAY, "page"),
                    *facts = json_need(json.root, "facts", JSON_ARRAY, "page");
     expect(t,
-           strcmp(json_get_string(json.root, "title", "page"), TITLE) == 0 && losses->count == 5 && facts->count == 2 &&
+           strcmp(json_get_string(json.root, "title", "page"), TITLE) == 0 && facts->count == 2 &&
                strcmp(facts->first->first->next->string, "one | <b>\n") == 0,
-           "page/title, facts, losses", "%zu losses", losses->count);
+           "page/title and facts", "%zu facts", facts->count);
     int same = tables->count == (size_t)r->table_count, i = 0;
     for (const JsonNode* table = tables->first; same && table; table = table->next)
         same = json_is_table(table, &r->tables[i++]);
@@ -1124,7 +1001,6 @@ static void test_page(Tests* t, const char* page, const ProfileReport* r) {
 static void test_texts(Tests* t, const char* text, const ProfileReport* r) {
     size_t missing = 0;
     for (int i = 0; i < r->table_count; i++) missing += !strstr(text, r->tables[i].title);
-    for (size_t i = 0; i < r->loss_count; i++) missing += !strstr(text, r->losses[i].sentence);
     expect(t, missing == 0 && strncmp(text, TITLE "\n", strlen(TITLE) + 1) == 0, "texts/complete",
            "%zu parts are missing", missing);
 }
@@ -1267,21 +1143,12 @@ static void test_files_of_ops(Tests* t) {
            "files/gaps between ops do not wait for the host", "%g", r.accounting.gap[GAP_SWITCH]);
     ProfileTimes times = {NAN, NAN};
     Table accounting, gaps;
-    size_t count;
     profile_table_accounting(&accounting, &step, &r.accounting, times), profile_table_gaps(&gaps, &step);
     expect(t,
            table_find(&accounting, "what", "+ gaps: between ops") == 2 && table_rows(&accounting) == 4 &&
                table_find(&gaps, "cause", "between ops") == 0,
            "files/gaps between ops", "%zu lines", table_rows(&accounting));
     table_free(&accounting), table_free(&gaps);
-    ProfileLoss* losses = profile_losses(&step, &PEAKS, 0, 5, &count);
-    int of_ops = count == 1;  // the matmul
-    for (size_t i = 0; i < count; i++) {
-        of_ops &= !strstr(losses[i].sentence, "nothing runs");
-        free(losses[i].sentence);
-    }
-    free(losses);
-    expect(t, of_ops, "files/gaps between ops are not losses", "%zu losses", count);
     expect_csv(t, "files/CSV of ops", csv, &r.tables[0]);
     free(directory), free(csv);
     report_free(&r);
@@ -1314,15 +1181,12 @@ int main(void) {
     test_sums(&t, &r);
     test_groups(&t, &r);
     test_same(&t);
-    test_losses(&t, &r);
     test_stages(&t);
     test_words(&t);
     test_facts(&t);
     test_op_energies(&t);
-    test_memory(&t);
     test_ranks(&t);
     test_rank_of_ops(&t);
-    test_losses_of_helpers(&t);
     test_files(&t, &r);
     test_clear(&t);
     test_lost(&t, &r);

@@ -54,7 +54,7 @@ unattributed=$(number whole/profile unattributed) dropped=$(number whole/profile
 verdict 'every row belongs to an op' "$why"
 [ "$(directions whole/profile)" = 'backward forward optimizer ' ] && why= || why="rows are of: $(directions whole/profile)"
 verdict 'rows of every direction' "$why"
-why=$(says "$work/stdout" '^The largest losses$')$(says "$work/stdout" '^5\. [0-9.]+ ms, ')$(says "$work/stdout" '^whole profile: whole/profile/profile.txt')
+why=$(says "$work/stdout" '^By op$')$(says "$work/stdout" '^whole profile: whole/profile/profile.txt')
 why+=$(says whole/profile/profile.txt '^step +(8|9), the median of 8 to 9 by time, after 5 warm-up and 2 plain steps$')
 why+=$(says whole/profile/profile.txt '^By layer$')
 [ "$(head -n 1 whole/profile/profile.txt)" = "$PROGRAM $model -x 9 --profile 2 -o whole --overwrite 1" ] || why+='the command is another'
@@ -170,7 +170,7 @@ verdict '-y 1 with --profile' "$why"
 
 before=$(find "$work" -name 'profile*' | sort)
 run $small -x 3 --profile 1 --profile-warmup 1 -o ''
-why=$(ended_with 0)$(says "$work/stdout" '^The largest losses$')
+why=$(ended_with 0)$(says "$work/stdout" '^By op$')
 [ "$before" = "$(find "$work" -name 'profile*' | sort)" ] || why+='files were written'
 ! grep -q 'whole profile' "$work/stdout" || why+='files are named'
 verdict "-o '': printed, no files" "$why"
@@ -198,7 +198,7 @@ terminated 63 $model -x 400 --profile 60 --profile-warmup 0 -o cut
 taken=$(sed -nE 's/^the run was stopped after ([0-9]+) of 60 profiled steps: the profile is of these$/\1/p' "$work/stdout")
 why=$(ended_with 0)$(lacks cut/profile)
 why+=$(says cut/profile/profile.txt "^step .* the median of 61 to $((60 + ${taken:-0})) by time, after 0 warm-up and 60 plain steps; the run was stopped before the rest\$")
-why+=$(says "$work/stdout" '^The largest losses$')$(says "$work/stdout" "^stopped by signal 15 after step $((60 + ${taken:-0})), saved\$")
+why+=$(says "$work/stdout" '^By op$')$(says "$work/stdout" "^stopped by signal 15 after step $((60 + ${taken:-0})), saved\$")
 verdict 'a signal between profiled steps: a profile of those' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ steps=$(cat profiled2/profile/rank_?/profile.txt | grep '^step .* the median of'
 [ "$steps" = 1 ] || why+='the ranks report different steps'
 [ "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_0/profile.txt)" = "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_1/profile.txt)" ] || why+='the ranks name another slowest'
 verdict 'two ranks: the table of ranks names the slowest' "$why"
-[ "$(grep -c '^The largest losses$' "$work/stdout")" = 1 ] && why= || why='not printed once'
+[ "$(grep -c '^By op$' "$work/stdout")" = 1 ] && why= || why='not printed once'
 verdict 'two ranks: rank 0 prints' "$why$(says "$work/stdout" '^slowest +rank [01]')"
 cp -r profiled2 shared && : >shared/profile/rank_1/notes
 run $small -x 3 --profile 1 --profile-warmup 1 -o shared --overwrite 1

@@ -662,33 +662,6 @@ static void master_checkpoint(MasterWeights master, const char* write_to, const 
 }
 
 // Count memory under the names up to `last`, and under the first again. What lies behind the table of names is no pointer.
-static void count_names(const char* last) {
-    static const char* const names[] = {"parameters", "gradients",   "optimizer", "activations", "batch", "segments",
-                                        "ratings",    "measurement", "workspace", "1",           "2",     "3",
-                                        "4",          "5",           "6",         "7",           "8"};
-    static struct {
-        Context ctx;
-        char behind[64];
-    } a;
-    size_t k = 0;
-    memset(&a, 0xAA, sizeof a), memset(a.ctx.memory, 0, sizeof a.ctx.memory);
-    do {
-        device_count_memory(&a.ctx, 1, names[k]);
-        device_count_memory(&a.ctx, 2, names[0]);
-    } while (strcmp(names[k++], last) != 0);
-    if (a.ctx.memory[0].bytes != 2 * k + 1) die(USAGE, "%s: %zu bytes", last, a.ctx.memory[0].bytes);
-}
-
-static void test_memory_names(Tests* t) {
-    char* why;
-    int good = ends_with(DONE, NULL, count_names, "workspace", &why);
-    expect(t, good, "memory/the names of all programs", "%s", why);
-    free(why);
-    good = ends_with(FAILED, "internal check failed", count_names, "8", &why);
-    expect(t, good, "memory/a name too many", "%s", why);
-    free(why);
-}
-
 // "has" or "wants" in one bit each: the file, the run.
 static void refuse_master(const char* has_wants) {
     MasterWeights has = has_wants[0] == '1' ? WITH_MASTER : NO_MASTER;
@@ -1616,7 +1589,6 @@ int main(void) {
     Tests t;
     tests_open(&t);
     device_set_threads(1);  // a fork knows nothing of its parent's threads
-    test_memory_names(&t);
     test_best(&t);
     test_average(&t);
     test_split(&t);

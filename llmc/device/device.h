@@ -90,8 +90,6 @@ typedef struct {
     real* rstd;  // 1 / sqrt(variance + eps)
 } LayerNormStats;
 
-#define MEMORY_CATEGORIES 16
-
 // The last argument of every op. Zero-initialise it, then call context_init().
 typedef struct {
     Direction direction;         // set by the trainer with scope_at(), read by the launchers' scopes
@@ -99,11 +97,7 @@ typedef struct {
     struct ScopeLog* scope_log;  // NULL: nothing is recorded
     void* scratch;               // used by one launch at a time; grows to the largest request of the first step
     size_t scratch_bytes;
-    size_t host_waits;  // calls of device_synchronize() and device_download(), for the profiler
-    struct {
-        const char* name;
-        size_t bytes;
-    } memory[MEMORY_CATEGORIES];  // allocated bytes by category
+    size_t host_waits;  // calls of device_synchronize() and device_download() on the CPU, for the profiler
 #ifdef __CUDACC__
     cudaStream_t stream;  // all launches of a rank go here, in order
     cublasLtHandle_t cublaslt;
@@ -186,14 +180,6 @@ static inline int device_thread_index(void) {
 #endif
 }
 
-static inline void device_count_memory(Context* ctx, size_t bytes, const char* category) {
-    int i = 0;
-    while (i < MEMORY_CATEGORIES && ctx->memory[i].name && strcmp(ctx->memory[i].name, category) != 0) i++;
-    CHECK(i < MEMORY_CATEGORIES);
-    ctx->memory[i].name = category;
-    ctx->memory[i].bytes += bytes;
-}
-
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
 // GPU
@@ -271,7 +257,6 @@ static inline void context_init(Context* ctx) {
     cudaCheck(cudaMalloc(&ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES));
     cudaCheck(cudaMalloc(&ctx->arrivals, DEVICE_ARRIVALS * sizeof *ctx->arrivals));
     cudaCheck(cudaMemsetAsync(ctx->arrivals, 0, DEVICE_ARRIVALS * sizeof *ctx->arrivals, ctx->stream));
-    device_count_memory(ctx, device_workspace_bytes(), "workspace");
 }
 
 static inline void context_free(Context* ctx) {
@@ -284,12 +269,12 @@ static inline void context_free(Context* ctx) {
     cudaCheck(cudaStreamDestroy(ctx->stream));
 }
 
-// Allocate zero-filled device memory, counted under `category` (a string that must outlive the context).
+// Allocate zero-filled device memory. `category` is for the error of a CPU build.
 static inline void* device_alloc(Context* ctx, size_t bytes, const char* category) {
     void* p;
+    (void)category;
     cudaCheck(cudaMalloc(&p, bytes ? bytes : 1));
     cudaCheck(cudaMemsetAsync(p, 0, bytes, ctx->stream));  // ordered before the uploads that follow
-    device_count_memory(ctx, bytes, category);
     return p;
 }
 
@@ -335,14 +320,10 @@ static inline void device_upload(Context* ctx, void* device, const void* host, s
 static inline void device_download(Context* ctx, void* host, const void* device, size_t bytes) {
     cudaCheck(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, ctx->stream));
     cudaCheck(cudaStreamSynchronize(ctx->stream));
-    ctx->host_waits++;
 }
 
 // Wait for everything launched so far.
-static inline void device_synchronize(Context* ctx) {
-    cudaCheck(cudaStreamSynchronize(ctx->stream));
-    ctx->host_waits++;
-}
+static inline void device_synchronize(Context* ctx) { cudaCheck(cudaStreamSynchronize(ctx->stream)); }
 
 // Bytes that can still be allocated on the device.
 static inline size_t device_memory_available(void) {
@@ -362,16 +343,16 @@ static inline void context_init(Context* ctx) {
     ctx->layer = -1;
 }
 
-// Allocate zero-filled device memory, counted under `category` (a string that must outlive the context).
-// The memory is page-aligned. Large blocks request huge pages, which saves TLB misses in the matmuls.
+// Allocate zero-filled memory, page-aligned; an error names `category`. Large blocks request huge pages, which saves
+// TLB misses in the matmuls.
 static inline void* device_alloc(Context* ctx, size_t bytes, const char* category) {
     size_t size = round_up(bytes ? bytes : 1, 4096);
+    (void)ctx;
     void* p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         die(FAILED, "out of memory: %.1f MiB for %s could not be allocated; lower -b, -t or the model's size",
             (double)bytes / 1048576, category);
     if (size >= (size_t)4 << 20) madvise(p, size, MADV_HUGEPAGE);
-    device_count_memory(ctx, bytes, category);
     return p;
 }
 

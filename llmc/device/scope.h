@@ -6,8 +6,8 @@
  *     scope_close(&scope);
  *
  * Nothing is formatted or stored unless ctx->scope_log is set or, on the GPU, an NVTX tool is attached. Tools see
- * nested ranges: step 12 / backward / layer 3 / layernorm_backward N=65536 C=768. On the GPU, scope_log_resolve() fills
- * in the times of the log: kernel times if the log has a trace, otherwise the time between two events on the stream. */
+ * nested ranges: step 12 / backward / layer 3 / layernorm_backward N=65536 C=768. The times of a
+ * log are the host's: those of the work on the CPU. On the GPU its trace has the times of the kernels. */
 #ifndef LLMC_DEVICE_SCOPE_H
 #define LLMC_DEVICE_SCOPE_H
 
@@ -27,9 +27,6 @@ typedef struct {
     double bytes;           // minimum memory traffic: every operand once
     double start, seconds;  // on the CPU, seconds exclude nested scopes
     size_t outer;           // the enclosing scope, or NO_SCOPE
-#ifdef __CUDACC__
-    cudaEvent_t began, ended;  // valid until the log is resolved; NULL if kernels are traced
-#endif
 } ScopeRecord;
 
 // The captured launches of a log's scopes, one graph each.
@@ -98,6 +95,8 @@ static inline void scope_move(Context* ctx, Direction direction, int layer) {
     snprintf(name, sizeof name, "layer %d", layer);
     scope_push(ctx, RANGE_LAYER, name);
 }
+#else
+static inline int scope_tool_listens(Context* ctx) { return (void)ctx, 0; }
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
@@ -176,11 +175,7 @@ __attribute__((format(printf, 5, 6))) static inline Scope scope_open(Context* ct
     Scope scope = {.ctx = NULL, .index = NO_SCOPE};
     ScopeLog* log = ctx->scope_log;
     char text[64];
-#ifdef __CUDACC__
     int tool = scope_tool_listens(ctx);
-#else
-    const int tool = 0;
-#endif
     if (!log && !tool) return scope;
     scope.ctx = ctx;
     va_list args;
@@ -209,19 +204,9 @@ __attribute__((format(printf, 5, 6))) static inline Scope scope_open(Context* ct
     log->open = scope.index;
     r->start = now_seconds();
 #ifdef __CUDACC__
-    r->began = r->ended = NULL;
-    if (log->graphs) {
-        int is_captured = ctx->direction != COMMUNICATION && !scope_is_copy(op);
-        if (is_captured) scope_graphs_open(log->graphs, scope.index, ctx);
-        return scope;
-    }
-    if (log->trace) {
-        kernel_trace_push(log->trace, scope.index);
-        return scope;
-    }
-    cudaCheck(cudaEventCreate(&r->began));
-    cudaCheck(cudaEventCreate(&r->ended));
-    cudaCheck(cudaEventRecord(r->began, ctx->stream));
+    int is_captured = log->graphs && ctx->direction != COMMUNICATION && !scope_is_copy(op);
+    if (is_captured) scope_graphs_open(log->graphs, scope.index, ctx);
+    if (log->trace) kernel_trace_push(log->trace, scope.index);
 #endif
     return scope;
 }
@@ -234,8 +219,7 @@ static inline void scope_close(const Scope* scope) {
         ctx->scope_log->open = r->outer;
 #ifdef __CUDACC__
         if (ctx->scope_log->graphs) scope_graphs_close(ctx->scope_log->graphs, scope->index, ctx);
-        else if (ctx->scope_log->trace) kernel_trace_pop(ctx->scope_log->trace);
-        else cudaCheck(cudaEventRecord(r->ended, ctx->stream));
+        if (ctx->scope_log->trace) kernel_trace_pop(ctx->scope_log->trace);
 #else
         double seconds = now_seconds() - r->start;
         r->seconds += seconds;
@@ -245,28 +229,6 @@ static inline void scope_close(const Scope* scope) {
     }
 #ifdef __CUDACC__
     if (scope_tool_listens(ctx)) nvtxRangePop();
-#endif
-}
-
-// Call this before reading the records' times. On the GPU it waits for the launches. With a kernel trace, the times are
-// those of the trace. Otherwise the records' events are converted to times. A start time is relative to the first
-// scope's start.
-static inline void scope_log_resolve(ScopeLog* log) {
-    if (log->trace) kernel_trace_collect(log->trace);
-#ifdef __CUDACC__
-    for (size_t i = 0; i < log->count && !log->trace; i++) {
-        ScopeRecord* r = &log->records[i];
-        float start, milliseconds;
-        cudaCheck(cudaEventSynchronize(r->ended));
-        cudaCheck(cudaEventElapsedTime(&start, log->records[0].began, r->began));
-        cudaCheck(cudaEventElapsedTime(&milliseconds, r->began, r->ended));
-        r->start = 1e-3 * (double)start;
-        r->seconds = 1e-3 * (double)milliseconds;
-    }
-    for (size_t i = 0; i < log->count && !log->trace; i++) {
-        cudaCheck(cudaEventDestroy(log->records[i].began));
-        cudaCheck(cudaEventDestroy(log->records[i].ended));
-    }
 #endif
 }
 

@@ -2,8 +2,8 @@
  * the index of the scope that launched it and the time at which the host's launch call returned. The index is passed as
  * an external correlation id, so the helper kernels of libraries have it too.
  *
- * CUPTI is optional. Without its header, the code is compiled out. Its library is loaded when a trace starts. If the
- * library is missing, has another version, or is in use by another tool, a warning is printed and nothing is traced. */
+ * CUPTI is optional. Without its header, the code is compiled out. Its library is loaded when a trace starts. A trace
+ * cannot start if the library is missing, has another version, or is in use by another tool. */
 #ifndef LLMC_DEVICE_TRACE_H
 #define LLMC_DEVICE_TRACE_H
 
@@ -286,23 +286,19 @@ static inline int kernel_trace_works(KernelTrace* t, Context* ctx) {
     return good;
 }
 
-// Start recording. Returns 0; if nothing can be recorded, prints the reason and returns -1.
-static inline int kernel_trace_start(KernelTrace* t, Context* ctx) {
-    static const char without[] = "no list of kernels; times of ops are those between events";
+// Start recording. Returns NULL, or why nothing can be recorded.
+static inline const char* kernel_trace_start(KernelTrace* t, Context* ctx) {
     memset(t, 0, sizeof *t);
-    if (ctx->tool > 0 || getenv("CUDA_INJECTION64_PATH") || getenv("NVTX_INJECTION64_PATH")) {
-        warn("another tool profiles this process: %s", without);
-        return -1;
-    }
+    if (ctx->tool > 0 || getenv("CUDA_INJECTION64_PATH") || getenv("NVTX_INJECTION64_PATH"))
+        return "another tool profiles this process";
     void* library = cupti_open();
+    if (!library) return "the library CUPTI (libcupti.so, of the CUDA toolkit) is not found";
     struct Cupti* c = (struct Cupti*)xcalloc(1, sizeof *c);
     uint32_t version = 0;
-    if (!library || cupti_bind(c, library) != 0 || c->version(&version) != CUPTI_SUCCESS ||
+    if (cupti_bind(c, library) != 0 || c->version(&version) != CUPTI_SUCCESS ||
         version / 100 != CUPTI_API_VERSION / 100) {
-        if (version) warn("CUPTI is of version %u, not %d as built for: %s", version, CUPTI_API_VERSION, without);
-        else warn("CUPTI (libcupti.so.%d) is not found: %s", CUDART_VERSION / 1000, without);
         free(c);
-        return -1;
+        return "CUPTI's library is of another version than the one that this program was built with";
     }
     pthread_mutex_init(&t->lock, NULL), pthread_mutex_init(&c->spare_lock, NULL);
     t->cupti = c;
@@ -313,25 +309,20 @@ static inline int kernel_trace_start(KernelTrace* t, Context* ctx) {
     const char* why = NULL;
     if (result == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) why = "another tool profiles this process";
     else if (result != CUPTI_SUCCESS) c->describe(result, &why);
-    else if (!kernel_trace_works(t, ctx)) why = "a test gave no record";
-    if (!why) return 0;
-    warn("CUPTI: %s: %s", why ? why : "unknown error", without);
+    else if (!kernel_trace_works(t, ctx)) why = "CUPTI records nothing";
+    if (!why) return NULL;
     kernel_trace_stop(t);
     kernel_trace_clear(t);
-    return -1;
+    return why;
 }
 
 #else
 // ---------------------------------------------------------------------------------------------------------
 // Without CUPTI
 
-static inline int kernel_trace_start(KernelTrace* t, Context* ctx) {
-    memset(t, 0, sizeof *t);
-#ifdef __CUDACC__
-    warn("built without CUPTI's header: no list of kernels; times of ops are those between events");
-#endif
-    (void)ctx;
-    return -1;
+static inline const char* kernel_trace_start(KernelTrace* t, Context* ctx) {
+    (void)t, (void)ctx;
+    return "this program was built without CUPTI's header";
 }
 
 static inline void kernel_trace_stop(KernelTrace* t) { (void)t; }

@@ -5,44 +5,18 @@
 #ifndef LLMC_EXPLAIN_FILES_H
 #define LLMC_EXPLAIN_FILES_H
 
-#include <sys/resource.h>
-#include <sys/statvfs.h>
-
 #include "llmc/explain/page.h"
 
 static inline char* explain_path(const Explanation* e, const char* name) {
     return xprintf("%s/explain%s%s", e->out, *name ? "/" : "", name);
 }
 
-// Bytes of the files of tensors, their headers included.
-static inline double explain_tensor_bytes(const Explanation* e) {
-    const ExplainRecord* r = &e->record;
-    const double probabilities = (double)r->sizes.NH * r->sizes.T * r->sizes.T * r->sizes.L;
-    double elements = probabilities, names = 512.0 * (double)(r->copies + 64 + 2 * (size_t)r->buffers->table.count);
-    for (size_t i = 0; i < r->copies; i++) elements += (double)explain_elements(&r->tensors[i]);
-    if (!e->why_no_loss) elements += (double)r->buffers->table.parameters;
-    return names + elements * sizeof(real);
-}
-
-// Create OUT/explain. Ends with an error if it cannot be written, or if the files exceed the free disk space or the
-// limit of `ulimit -f`.
-static inline void explain_check_disk(const Explanation* e) {
+// Create OUT/explain. Ends with an error if it cannot be written.
+static inline void explain_check_directory(const Explanation* e) {
     char *directory = explain_path(e, ""), *page = explain_path(e, "explain.html");
-    struct statvfs disk;
-    struct rlimit limit;
-    double tensors = e->writes_tensors ? explain_tensor_bytes(e) : 0, needs = tensors + EXPLAIN_MOST_BYTES;
     if (make_directories(directory) != 0 || (access(page, W_OK) != 0 && errno != ENOENT) ||
         access(directory, W_OK) != 0)
         die(USAGE, "%s: cannot be written: %s; give another directory with -o", directory, strerror(errno));
-    if (statvfs(directory, &disk) == 0 && (double)disk.f_bavail * (double)disk.f_frsize < needs)
-        die(FAILED,
-            "%s: the disk has %.0f MiB left, but the files need up to %.0f MiB; make room, or give another -o%s",
-            directory, (double)disk.f_bavail * (double)disk.f_frsize / 1048576, needs / 1048576,
-            e->writes_tensors ? " or --explain-tensors 0" : "");
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-        (double)limit.rlim_cur < fmax(tensors, EXPLAIN_MOST_BYTES))
-        die(FAILED, "%s: files may have %.0f MiB (ulimit -f), but need up to %.0f MiB; raise the limit", directory,
-            (double)limit.rlim_cur / 1048576, fmax(tensors, EXPLAIN_MOST_BYTES) / 1048576);
     free(directory), free(page);
 }
 

@@ -174,7 +174,6 @@ static inline double explain_loss_scale(const ModelBuffers* b, Context* ctx) {
 static inline void explain_record_end(ExplainRecord* r, Context* ctx) {
     const Tap* tap = &r->tap;
     ctx->scope_log = NULL;
-    scope_log_resolve(&r->log);
     if (tap->next != tap->count)
         die(FAILED,
             "--explain: %s of layer %d is number %zu in llmc/explain/ops.h but did not run there; the list and the "

@@ -10,7 +10,7 @@
 #include <dirent.h>
 
 #include "llmc/base/run_lock.h"
-#include "llmc/profile/losses.h"
+#include "llmc/profile/tables.h"
 
 // The page's data replaces this.
 #define PROFILE_PLACE "/*PROFILE*/null"
@@ -25,8 +25,6 @@ typedef struct {
     } facts[PROFILE_FACTS];
     Table tables[PROFILE_TABLES];
     int fact_count, table_count;
-    ProfileLoss* losses;
-    size_t loss_count;
     const ProfileStep* step;
     MeasuredPeaks peaks;
     Accounting accounting;
@@ -48,8 +46,7 @@ static inline Table* report_table(ProfileReport* r) {
 static inline void report_free(ProfileReport* r) {
     for (int i = 0; i < r->fact_count; i++) free(r->facts[i].text);
     for (int i = 0; i < r->table_count; i++) table_free(&r->tables[i]);
-    for (size_t i = 0; i < r->loss_count; i++) free(r->losses[i].sentence);
-    free(r->losses), free(r->title);
+    free(r->title);
     memset(r, 0, sizeof *r);
 }
 
@@ -69,15 +66,9 @@ static inline void report_put_table(Text* out, const Table* t) {
     table_put_text(out, t);
 }
 
-static inline void report_put_losses(Text* out, const ProfileReport* r) {
-    for (size_t i = 0; i < r->loss_count; i++) text_printf(out, "%zu. %s\n", i + 1, r->losses[i].sentence);
-}
-
 static inline void report_text(Text* out, const ProfileReport* r) {
     text_printf(out, "%s\n\n", r->title);
     for (int i = 0; i < r->fact_count; i++) text_printf(out, "%-12s %s\n", r->facts[i].name, r->facts[i].text);
-    text_printf(out, "\nThe largest losses\n\n");
-    report_put_losses(out, r);
     for (int i = 0; i < r->table_count; i++) report_put_table(out, &r->tables[i]);
 }
 
@@ -105,12 +96,7 @@ static inline void report_page_data(Text* out, const ProfileReport* r) {
     json_put_number(&plain, "span_ms", 1e3 * a->span);
     json_put_number(&plain, "overlap_ms", 1e3 * a->overlap);
     json_put_number(&plain, "idle_ms", 1e3 * (a->gap[GAP_HOST] + a->gap[GAP_STREAM] + a->gap[GAP_SWITCH]));
-    text_printf(&plain, "},\n\"losses\": [");
-    for (size_t i = 0; i < r->loss_count; i++) {
-        if (i) text_append(&plain, ", ", 2);
-        text_json_string(&plain, r->losses[i].sentence, strlen(r->losses[i].sentence));
-    }
-    text_printf(&plain, "],\n\"tables\": [");
+    text_printf(&plain, "},\n\"tables\": [");
     for (int i = 0; i < r->table_count; i++) {
         if (i) text_append(&plain, ",\n", 2);
         table_put_json(&plain, &r->tables[i]);

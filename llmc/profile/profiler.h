@@ -6,7 +6,7 @@
  * delay kernel, during which the host queues work as in a normal run. The step lasts from the end of that kernel to the
  * end of everything launched after it.
  *
- * Rows are kernels if CUPTI can trace them, else ops: timed by two events on the GPU, by the host's clock on the CPU.
+ * On the GPU rows are kernels, traced by CUPTI; on the CPU they are ops, timed by the host's clock.
  *
  * steps.h calls profiler_prepare_step(), profiler_begin_step() and profiler_end_step() around each step, and
  * profiler_step_took() with the times of plain ones. */
@@ -42,7 +42,6 @@ static inline double profiler_known_peak(void) {
 #define PEAK_SIZES 8192
 enum { PEAK_SIZE = 8192, PEAK_REPEATS = 60 };
 #define PEAK_SECONDS 0.1
-#define PEAK_MOST_SECONDS 0.1
 #define COPY_BYTES ((size_t)1 << 30)
 #else
 #define GPU_BUILD 0
@@ -50,8 +49,7 @@ enum { PEAK_SIZE = 8192, PEAK_REPEATS = 60 };
 static inline double profiler_known_peak(void) { return 0; }
 #define PEAK_SIZES 384, 512, 768, 1024
 enum { PEAK_SIZE = 1024, PEAK_REPEATS = 1000 };
-#define PEAK_SECONDS 0.2
-#define PEAK_MOST_SECONDS 0.7
+#define PEAK_SECONDS 0.4
 #define COPY_BYTES ((size_t)1 << 27)
 #endif
 
@@ -100,22 +98,20 @@ static inline void profiler_peak_product(const PeakOperands* o, int size, Contex
 }
 
 // The best FLOP/s of repeated square matmuls, in floatX or fp8, with the library's default algorithm: timing others
-// would heat the GPU. On the CPU each size gets the same time. Large matmuls are faster on an idle machine. On a busy
-// one they always lose a core halfway, but a small one sometimes fits into the threads' time slices. If fewer than 5
-// matmuls come close to the best, the machine is busy and more are measured.
+// would heat the GPU. On the CPU each size gets the same time. Large matmuls are faster
+// on an idle machine, but on a busy one a small matmul sometimes fits into the threads' time slices.
 static inline double profiler_matmul_flops(int fp8, Context* ctx) {
     size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
     static const int sizes[] = {PEAK_SIZES};
-    int autotune = device_set_autotune(ctx, 0), near_best = 0;
+    int autotune = device_set_autotune(ctx, 0);
     double best = 0, began = 0, spent[COUNT_OF(sizes)] = {0};
     PeakOperands operands = profiler_peak_operands(fp8, ctx);
     for (int i = -1; i < PEAK_REPEATS; i++) {
-        double most = near_best >= 5 ? PEAK_SECONDS : PEAK_MOST_SECONDS;
         size_t k = 0;  // the size that has had the least time
         for (size_t j = 1; j < COUNT_OF(sizes); j++)
             if (i >= 0 && spent[j] < spent[k]) k = j;
         int size = sizes[k];
-        if (i > 1 && now_seconds() - began >= most) break;
+        if (i > 1 && now_seconds() - began >= PEAK_SECONDS) break;
         device_synchronize(ctx);
         double start = now_seconds();
         profiler_peak_product(&operands, size, ctx);
@@ -125,7 +121,6 @@ static inline double profiler_matmul_flops(int fp8, Context* ctx) {
             began = now_seconds();
             continue;
         }
-        near_best = flops > 1.03 * best ? 1 : near_best + (flops > 0.97 * best);
         best = fmax(best, flops);
         spent[k] += took;
     }
@@ -205,11 +200,11 @@ typedef struct {
     MeasuredPeaks peaks;
     ScopeLog log;
     KernelTrace trace;
-    int is_tracing, taken, plain_count;
-    ProfileStep* steps;        // [count], `taken` of them filled
-    double* plain;             // [count] seconds, `plain_count` of them filled
-    const EnergyMeter* meter;  // NULL: energy is not measured
-    double began;              // when the newest step began, by the host's clock
+    int is_tracing, taken, plain_count;  // is_tracing: kernels, on a GPU
+    ProfileStep* steps;                  // [count], `taken` of them filled
+    double* plain;                       // [count] seconds, `plain_count` of them filled
+    const EnergyMeter* meter;            // NULL: energy is not measured
+    double began;                        // when the newest step began, by the host's clock
     int measures_ops;    // 1: the step after the profiled ones is captured, and its ops are measured after the run
     ScopeGraphs graphs;  // of that step
     OpEnergies ops;
@@ -269,7 +264,11 @@ static inline int profiler_prepare_step(Profiler* p, int64_t step, Context* ctx)
         return 1;
     }
     profiler_wait(ctx);
-    if (p->taken == 0) p->is_tracing = kernel_trace_start(&p->trace, ctx) == 0;
+    if (GPU_BUILD && p->taken == 0) {
+        const char* why = kernel_trace_start(&p->trace, ctx);
+        if (why) die(FAILED, "--profile: kernels cannot be traced: %s", why);
+        p->is_tracing = 1;
+    }
     scope_log_open(&p->log, p->is_tracing ? &p->trace : NULL);
     if (p->is_tracing) {
         kernel_trace_collect(&p->trace);  // discard work between the steps
@@ -302,7 +301,7 @@ static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     uint64_t ended = p->is_tracing ? kernel_trace_now(&p->trace) : 0;
     ProfileStep* s = &p->steps[p->taken];
     ctx->scope_log = NULL;
-    scope_log_resolve(&p->log);
+    if (p->is_tracing) kernel_trace_collect(&p->trace);
     uint64_t began = p->is_tracing ? kernel_trace_take_lead(&p->trace) : 0;
     if (p->is_tracing && p->trace.count && began) {
         uint64_t first = p->trace.rows[0].start;

@@ -1,12 +1,9 @@
-/* The report of a profiler (profiler.h): facts about the run, tables and losses; what is printed and where the files
+/* The report of a profiler (profiler.h): facts about the run, tables; what is printed and where the files
  * go. */
 #ifndef LLMC_PROFILE_REPORT_H
 #define LLMC_PROFILE_REPORT_H
 
-#include <sys/resource.h>
-
 #include "llmc/dist/process_group.h"
-#include "llmc/optim/memory_plan.h"
 #include "llmc/profile/files.h"
 #include "llmc/profile/profiler.h"
 
@@ -14,7 +11,6 @@
 typedef struct {
     const char* out;  // the run's directory; "": write no files
     const char* passes;
-    const MemoryPlan* plan;
     double flops;  // of the model in a step
     ProcessGroup* group;
     int broadcast_overlaps;  // updated parameters are broadcast during the next step's forward pass
@@ -144,10 +140,9 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
     report_fact(r, "precision", xprintf("%s", FLOATX_NAME));
     report_fact(r, "mode", xprintf("%s", run->passes));
     report_fact(r, "rank", xprintf("%d of %d", run->group->rank, run->group->size));
-    report_fact(r, "times",
-                xprintf("%s", p->is_tracing ? "of kernels, from CUPTI's activity records"
-                              : is_gpu      ? "of ops, by CUDA events (CUPTI cannot trace kernels)"
-                                            : "of ops, by the host's clock"));
+    report_fact(
+        r, "times",
+        xprintf("%s", p->is_tracing ? "of kernels, from CUPTI's activity records" : "of ops, by the host's clock"));
     report_fact(r, "step",
                 xprintf("%lld, the median of %lld to %lld by %stime, after %d warm-up and %d plain steps%s",
                         (long long)(first + (int64_t)median), (long long)first, (long long)(first + p->taken - 1),
@@ -176,41 +171,6 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
                     xprintf("%.3f ms of share_parameters, not in the overlap: a run overlaps it with the next step's "
                             "forward pass, a profiled step has it at its end",
                             1e3 * mine->broadcast));
-}
-
-// Memory: planned, allocated and used.
-static inline void profiler_table_memory(Table* t, const MemoryPlan* plan, const Context* ctx) {
-    const double MiB = 1048576;
-    double together = 0, peak;
-    table_open(t, "memory", "Memory");
-    for (int i = 0; i < MEMORY_PLAN_PARTS; i++) {
-        size_t held = strcmp(plan->part[i].name, "scratch") == 0 ? ctx->scratch_bytes : 0;
-        for (int k = 0; k < MEMORY_CATEGORIES && ctx->memory[k].name; k++)
-            if (strcmp(ctx->memory[k].name, plan->part[i].name) == 0) held = ctx->memory[k].bytes;
-        table_text(t, "category", plan->part[i].name);
-        table_number(t, "planned_mib", 1, (double)plan->part[i].bytes / MiB);
-        table_number(t, "allocated_mib", 1, held ? (double)held / MiB : (double)NAN);
-        together += (double)held;
-    }
-    table_text(t, "category", "together");
-    table_number(t, "planned_mib", 1, (double)memory_plan_bytes(plan) / MiB);
-    table_number(t, "allocated_mib", 1, together / MiB);
-#ifdef __CUDACC__
-    size_t available, all;
-    cudaCheck(cudaMemGetInfo(&available, &all));
-    peak = (double)(all - available);
-    table_text(t, "category", "used on the device");
-#else
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    peak = 1024 * (double)usage.ru_maxrss;
-    table_text(t, "category", "peak of the process");
-#endif
-    table_number(t, "planned_mib", 1, (double)NAN);
-    table_number(t, "allocated_mib", 1, peak / MiB);
-    t->note = xprintf(
-        "All memory is allocated before the first step ends. The last line includes the driver, libraries and this "
-        "report.");
 }
 
 // All ranks, and which one the others wait for.
@@ -242,7 +202,7 @@ static inline void profiler_table_ranks(ProfileReport* r, const RankStep* all, i
 }
 
 // Makes collective calls: all ranks report the same step.
-static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const ProfiledRun* run, Context* ctx) {
+static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const ProfiledRun* run) {
     size_t median = profiler_median_step(p, run->group);
     ProfileStep* step = &p->steps[median];
     memset(r, 0, sizeof *r);
@@ -253,7 +213,6 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
     r->times.plain = median_of(p->plain, (size_t)p->plain_count), r->times.profiled = step->seconds;
     RankStep mine = profiler_rank_step(step, &r->accounting, run);
     profiler_facts(r, p, run, median, &mine);
-    r->losses = profile_losses(step, &p->peaks, run->broadcast_overlaps, 5, &r->loss_count);
     double span = r->accounting.span;
     profile_table_accounting(report_table(r), step, &r->accounting, r->times);
     profile_table_kinds(report_table(r), step, span);
@@ -262,7 +221,6 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
     if (p->ops.count) profile_table_energy(report_table(r), &p->ops);
     profile_table_kernels(report_table(r), step);
     profile_table_gaps(report_table(r), step);
-    profiler_table_memory(report_table(r), run->plan, ctx);
     RankStep* all = (RankStep*)xmalloc((size_t)run->group->size * sizeof *all);
     group_gather(run->group, all, &mine, sizeof mine);
     if (run->group->size > 1) profiler_table_ranks(r, all, run->group->size);
@@ -271,16 +229,14 @@ static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const Pro
 
 // Print the main tables and write the whole report to OUT/profile, or with several ranks to a directory per rank in it.
 // A collective call, after the last profiled step.
-static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* run, Context* ctx) {
+static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* run) {
     static const char* const shown[] = {"accounting", "kinds", "ops", "energy"};
     ProfileReport r;
     Text t = {NULL, 0, 0};
-    profiler_fill_report(&r, p, run, ctx);
+    profiler_fill_report(&r, p, run);
     for (int i = 0; i < r.fact_count; i++) text_printf(&t, "%-12s %s\n", r.facts[i].name, r.facts[i].text);
     for (size_t i = 0; i < COUNT_OF(shown); i++)
         if (report_find(&r, shown[i])) report_put_table(&t, report_find(&r, shown[i]));
-    text_printf(&t, "\nThe largest losses\n\n");
-    report_put_losses(&t, &r);
     if (*run->out) {
         char* directory = report_directory(run->out, run->group->rank, run->group->size);
         report_clear(run->lock, run->out, run->group->size);
@@ -297,7 +253,7 @@ static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* ru
 
 // Call at the end of the run. If the run ends before the profile is complete, print a line that says so and report the
 // steps profiled so far. A collective call.
-static inline void profiler_stop(FILE* out, Profiler* p, const ProfiledRun* run, Context* ctx) {
+static inline void profiler_stop(FILE* out, Profiler* p, const ProfiledRun* run) {
     if (p->count == 0) return;
     if (run->group->rank == 0)
         fprintf(out, "the run was stopped after %d of %d profiled steps: %s\n", p->taken, p->count,
@@ -307,7 +263,7 @@ static inline void profiler_stop(FILE* out, Profiler* p, const ProfiledRun* run,
         return;
     }
     profiler_end_trace(p);
-    profiler_report(out, p, run, ctx);
+    profiler_report(out, p, run);
 }
 
 #endif

@@ -63,11 +63,11 @@ typedef enum { GAP_HOST, GAP_STREAM, GAP_SWITCH, GAPS } Gap;
 
 // kernels - overlap + all gaps = span.
 typedef struct {
-    double kernels;    // seconds of all rows added up
-    double overlap;    // the part counted more than once, because rows of several streams overlap
-    double gap[GAPS];  // seconds in which nothing runs, by cause
-    double span;       // from the beginning of the first row to the end of the last
-    size_t gaps[GAPS], unscoped;
+    double kernels;                          // seconds of all rows added up
+    double overlap;                          // the part counted more than once, because rows of several streams overlap
+    double gap[GAPS];                        // seconds in which nothing runs, by cause
+    double span;                             // from the beginning of the first row to the end of the last
+    size_t unscoped;                         // rows that belong to no op
     double communication, overlapped;        // seconds of communication, and its part overlapped with other work
     double broadcast, broadcast_overlapped;  // the same of share_parameters, which a run may overlap with its next step
 } Accounting;
@@ -360,7 +360,6 @@ static inline Accounting profile_account(const ProfileStep* step) {
     for (size_t i = 0; i < count; i++) {
         double rest = gaps[i].seconds - gaps[i].host;
         a.gap[GAP_HOST] += gaps[i].host, a.gap[gaps[i].rest] += rest;
-        a.gaps[gaps[i].host > rest ? GAP_HOST : gaps[i].rest]++;
         a.overlap += gaps[i].seconds;
     }
     for (size_t i = 0; i < step->count; i++) {

@@ -26,10 +26,10 @@ static inline const char* profile_gap_name(Gap gap) {
 // Groups of rows and their sums
 
 typedef struct {
-    const ProfileRow* row;                                  // the first one; if grouped by op, one with work
-    size_t rows, calls;                                     // calls of the op; a call may have several rows
-    double seconds, flops, bytes, roofline, lost, helpers;  // helpers: seconds lost in them
-    double by_direction[DIRECTIONS];                        // seconds
+    const ProfileRow* row;  // the first one; if grouped by op, one with work
+    size_t rows, calls;     // calls of the op; a call may have several rows
+    double seconds, flops, bytes, roofline, lost;
+    double by_direction[DIRECTIONS];  // seconds
     int has_roofline;
 } ProfileGroup;
 
@@ -73,7 +73,6 @@ static inline ProfileGroup* profile_group(const ProfileStep* step, Grouping grou
         if (!row->is_helper) g->calls++, g->flops += row->flops, g->bytes += row->bytes;
         if (isnan(row->roofline)) continue;
         g->has_roofline = 1, g->roofline += row->roofline, g->lost += profile_lost(row);
-        if (row->is_helper) g->helpers += profile_lost(row);
     }
     qsort(groups, *count, sizeof *groups, grouping == BY_LAYER ? profile_layer_ascending : profile_group_descending);
     return groups;

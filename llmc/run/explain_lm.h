@@ -54,7 +54,7 @@ static inline Sequences explain_lm_load(Explanation* e, LmInput* in, const Model
     explain_record_add(&e->record, PRE_NORM_FORWARD, COUNT_OF(PRE_NORM_FORWARD));
     if (e->why_no_loss) explain_record_add(&e->record, PRE_NORM_LOSS_ONLY, COUNT_OF(PRE_NORM_LOSS_ONLY));
     else explain_record_add(&e->record, PRE_NORM_BACKWARD, COUNT_OF(PRE_NORM_BACKWARD));
-    explain_check_disk(e);
+    explain_check_directory(e);
     staging_upload(&in->staging, in->targets, t->targets, (size_t)t->T * sizeof(int), ctx);
     Sequences s = lm_input_text(in, t->tokens, t->T, 0, ctx);
     explain_begin(e, ctx);

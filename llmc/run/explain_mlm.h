@@ -136,7 +136,7 @@ static inline MlmInput explain_mlm_load(Explanation* e, MlmSource* source, const
     sizes.T = t->T;
     explain_record_open(&e->record, buffers, sizes);
     explain_mlm_plan(&e->record, has_next, !e->why_no_loss);
-    explain_check_disk(e);
+    explain_check_directory(e);
     b->count = 1, b->rows = b->max_length = t->T, b->masked = t->count, b->first = 0;
     b->sum_sq_len = (int64_t)t->T * t->T;
     b->cu_seqlens[0] = 0, b->cu_seqlens[1] = t->T, b->next_targets[0] = t->next_target;

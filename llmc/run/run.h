@@ -17,6 +17,7 @@
 #define LLMC_RUN_RUN_H
 
 #include "llmc/base/process.h"
+#include "llmc/optim/fp8_report.h"
 #include "llmc/optim/model_buffers.h"
 #include "llmc/run/hub.h"
 #include "llmc/run/model_card.h"
@@ -325,14 +326,14 @@ static inline void run_log(Run* r, StepLosses losses, StepWork work) {
 // After launching a step: read and log the results of all steps, or of all but the last. `pauses`: 1 if something other
 // than a step and validation follows, which takes time and needs a complete log. Returns whether a validation is due.
 static inline int run_end_step(Run* r, int pauses) {
-    int profile = steps_profile_end(&r->steps, &r->session, &r->plan);
+    int profile = steps_profile_end(&r->steps, &r->session);
     int validation = r->has_val && session_is_due(&r->session, r->settings.val_every, 1);
     r->checkpoint_is_due = session_checkpoint_is_due(&r->session);
     r->is_paused = profile || pauses || validation || r->checkpoint_is_due;
     int lag = r->is_paused || r->session.step == r->session.end ? 0 : READBACK_LAG;
     steps_finish(&r->steps, lag, &r->session, &r->log, r->buffers, &r->optimizer);
     if (r->is_paused) group_begin_work(&r->group);
-    if (validation) steps_log_fp8(&r->session, &r->log, r->buffers);
+    if (validation) fp8_report(&r->buffers->fp8, r->session.group, &r->log, r->session.step, r->session.ctx);
     return validation;
 }
 
@@ -354,7 +355,7 @@ static inline void run_end(Run* r, const char* title) {
     group_begin_work(&r->group);
     int failed = run_save(r) != 0 || session_finish_save(&r->session) != 0;
     log_write_svg(&r->log, title);
-    steps_end(&r->steps, &r->session, &r->plan, failed);
+    steps_end(&r->steps, &r->session, failed);
 }
 
 // Free the model's buffers and everything else of the run.

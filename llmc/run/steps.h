@@ -5,7 +5,6 @@
 
 #include "llmc/device/energy.h"
 #include "llmc/device/readback.h"
-#include "llmc/optim/fp8_report.h"
 #include "llmc/optim/model_buffers.h"
 #include "llmc/profile/report.h"
 #include "llmc/run/nonfinite.h"
@@ -245,7 +244,7 @@ static inline void steps_profile_begin(Steps* s, const Session* session) {
     profiler_begin_step(&s->profiler, session->ctx);
 }
 
-static inline ProfiledRun steps_profiled(const Steps* s, const Session* session, const MemoryPlan* plan) {
+static inline ProfiledRun steps_profiled(const Steps* s, const Session* session) {
     const int64_t count = (int64_t)COUNT_OF(s->launched);
     const LaunchedStep* newest =
         &s->launched[(session->step + count - 1) % count];  // before the first step: an empty one
@@ -253,58 +252,29 @@ static inline ProfiledRun steps_profiled(const Steps* s, const Session* session,
     memset(&run, 0, sizeof run);
     run.out = session->settings->out, run.lock = session->lock;
     run.passes = settings_passes_name(session->settings->passes);
-    run.plan = plan;
     run.flops = newest->work.flops;
     run.group = session->group;
     run.broadcast_overlaps = READBACK_LAG > 0 && session->settings->zero && session->group->size > 1;
     return run;
 }
 
-// With --fp8: log statistics of the last step's rounding in log.jsonl. A collective call.
-static inline void steps_log_fp8(const Session* session, Log* log, const ModelBuffers* b) {
-    int count;
-    Text t = {NULL, 0, 0};
-    Fp8ReportRow* rows = fp8_report(&b->fp8, session->group, &count, session->ctx);
-    if (!count) return;
-    text_append(&t, "{", 1);
-    json_put_integer(&t, "step", session->step);
-    json_put_key(&t, "fp8");
-    for (int i = 0; i < count; i++) {
-        text_printf(&t, "%s{", i ? ", " : "[");
-        json_put_string(&t, "tensor", rows[i].tensor);
-        json_put_string(&t, "operand", rows[i].operand);
-        json_put_string(&t, "format", rows[i].format);
-        log_put(&t, "amax", rows[i].amax, 6);
-        log_put(&t, "scale", rows[i].scale, 17);  // a power of two: exact
-        log_put(&t, "clipped", rows[i].clipped, 6);
-        log_put(&t, "flushed", rows[i].flushed, 6);
-        text_append(&t, "}", 1);
-    }
-    text_append(&t, "]}", 2);
-    log_line(log, &t);
-    free(t.text), free(rows);
-}
-
-static inline int steps_profile_end(Steps* s, const Session* session, const MemoryPlan* plan) {
+static inline int steps_profile_end(Steps* s, const Session* session) {
     int64_t step = session->step - 1;
     int at_once = profiler_reads_at_once(&s->profiler, step);
     if (profiler_end_step(&s->profiler, step, session->ctx)) {
         group_begin_work(session->group);
-        ProfiledRun run = steps_profiled(s, session, plan);
-        profiler_report(stdout, &s->profiler, &run, session->ctx);
+        ProfiledRun run = steps_profiled(s, session);
+        profiler_report(stdout, &s->profiler, &run);
     }
     return at_once;
 }
 
 // After the last save: report a profile with the energy of ops, or an incomplete profile, and how the run ended.
-static inline void steps_end(Steps* s, const Session* session, const MemoryPlan* plan, int failed) {
-    if (profiler_measure_ops(&s->profiler, session->group, session->ctx)) {
-        ProfiledRun run = steps_profiled(s, session, plan);
-        profiler_report(stdout, &s->profiler, &run, session->ctx);
-    } else if (session->stop) {
-        ProfiledRun run = steps_profiled(s, session, plan);
-        profiler_stop(stdout, &s->profiler, &run, session->ctx);
-    }
+static inline void steps_end(Steps* s, const Session* session, int failed) {
+    int is_measured = profiler_measure_ops(&s->profiler, session->group, session->ctx);
+    ProfiledRun run = steps_profiled(s, session);
+    if (is_measured) profiler_report(stdout, &s->profiler, &run);
+    else if (session->stop) profiler_stop(stdout, &s->profiler, &run);
     step_graph_report(&s->graph);
     session_end(session, failed);
 }
