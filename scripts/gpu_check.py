@@ -224,13 +224,12 @@ profile/tools | plain_listing | gcc -shared -fPIC dev/reference/kernel_list.c -o
     -L$cuda/extras/CUPTI/lib64 -L$cuda/lib64 -lcupti && sleep 5 && list=$OUT/kernel_list.csv listed $same -x 15 $quiet -o ""
 profile/tools | explained profile_same, ncu and the listing | explain profile_same/profile --ncu $OUT/ncu_step.csv
     --listing $OUT/kernel_list.csv | shows ^RESULT
-profile/tools t=ncu,listed | profile under another tool, @t: a line says so | train profile_@t @t $tiny --profile 2
-    | shows ^warning: (CUPTI: )?another tool profiles this process
+profile/tools t=ncu,listed | profile under another tool, @t: an error says so | ! train profile_@t @t $tiny --profile 2
+    | shows error: --profile: .*another tool profiles this process
 # Without CUPTI's library, if this shell may hide it.
 profile/tools: hide='for f in $(find / -xdev -name "libcupti.so*" -type f 2>/dev/null); do mount --bind /dev/null $f;done; "$@"'
-profile/tools | without CUPTI lines say so | unshare -m true || exit 77; unshare -m bash -c "$hide" _ $tiny --profile 2 $quiet
-    -o $OUT/profile_none && grep '^times .*of ops, by CUDA events' $OUT/profile_none/profile/profile.txt
-    | shows ^warning: CUPTI .* is not found
+profile/tools | without CUPTI an error says so | unshare -m true || exit 77; ! unshare -m bash -c "$hide" _ $tiny --profile 2
+    $quiet -o "" | shows error: --profile: .*CUPTI.* is not found
 profile/ranks | profile of all ranks | needs 2; set +f; train profile_ranks launch $(wc -w <<<"$GPUS") ./train_gpt2cu
     -e d12 -b 64 -t 1024 -z 1 --bucket 16 -x 20 --profile 5 &&
     for rank in $OUT/profile_ranks/profile/rank_*; do explain ${rank#$OUT/} || exit; done | shows ^(RESULT|overlap|slowest)
