@@ -58,7 +58,7 @@ sentences() { mkdir -p $OUT/$1 && $PYTHON dev/reference/make_sentences.py $OUT/$
 needs() { [ $(wc -w <<<"$GPUS") -ge "$1" ] || { echo "fewer than $1 GPUs"; exit 77; }; } # 77: the row is skipped
 explain() { $PYTHON dev/reference/check_profile.py "$OUT/$1" "${@:2}"; }
 ncu() { command ncu --clock-control none --metrics gpu__time_duration.sum "$@"; }
-tiny="./train_gpt2cu -e L=4,C=256,NH=4,V=257,T=256 -b 4 -x 12"
+tiny="./train_gpt2cu -i $text -e L=4,C=256,NH=4,V=257,T=256 -b 4 -x 12"
 """
 
 # Rows: part[/piece], "&" where it runs beside the rows around it, loops | name | command in bash | judge, a function below with
@@ -276,7 +276,7 @@ ranks/speed s=d12,d48,large n=RANKS z=0,1 b=16,1000000 | @s on @n GPUs, -z @z --
     train @s_on_@n_@z_@b together @n $@s -z @z --bucket @b | speed @s_on_@n_@z_@b
 ranks/speed s=d12,d48,large n=RANKS | @s on @n GPUs: from four on 97 % of linear | | linear @s @n
 # Ranks that are killed and stopped, fewer and more ranks, fp8.
-ranks/tests m=gpt2,bert | ranks_@m | needs 2; bash dev/test/ranks.sh ./train_@mcu | totals
+ranks/tests m=gpt2,bert | ranks_@m | needs 4; bash dev/test/ranks.sh ./train_@mcu | totals
 """
 Row = collections.namedtuple("Row", "part name command judge beside")
 counts, variables = collections.Counter(), collections.defaultdict(str)  # variables: of each part and piece

@@ -97,6 +97,7 @@ typedef struct {
     struct ScopeLog* scope_log;  // NULL: nothing is recorded
     void* scratch;               // used by one launch at a time; grows to the largest request of the first step
     size_t scratch_bytes;
+    size_t allocated;   // by device_alloc(), and the workspace
     size_t host_waits;  // calls of device_synchronize() and device_download() on the CPU, for the profiler
 #ifdef __CUDACC__
     cudaStream_t stream;  // all launches of a rank go here, in order
@@ -257,6 +258,7 @@ static inline void context_init(Context* ctx) {
     cudaCheck(cudaMalloc(&ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES));
     cudaCheck(cudaMalloc(&ctx->arrivals, DEVICE_ARRIVALS * sizeof *ctx->arrivals));
     cudaCheck(cudaMemsetAsync(ctx->arrivals, 0, DEVICE_ARRIVALS * sizeof *ctx->arrivals, ctx->stream));
+    ctx->allocated = device_workspace_bytes();
 }
 
 static inline void context_free(Context* ctx) {
@@ -275,6 +277,7 @@ static inline void* device_alloc(Context* ctx, size_t bytes, const char* categor
     (void)category;
     cudaCheck(cudaMalloc(&p, bytes ? bytes : 1));
     cudaCheck(cudaMemsetAsync(p, 0, bytes, ctx->stream));  // ordered before the uploads that follow
+    ctx->allocated += bytes;
     return p;
 }
 
@@ -347,12 +350,12 @@ static inline void context_init(Context* ctx) {
 // TLB misses in the matmuls.
 static inline void* device_alloc(Context* ctx, size_t bytes, const char* category) {
     size_t size = round_up(bytes ? bytes : 1, 4096);
-    (void)ctx;
     void* p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         die(FAILED, "out of memory: %.1f MiB for %s could not be allocated; lower -b, -t or the model's size",
             (double)bytes / 1048576, category);
     if (size >= (size_t)4 << 20) madvise(p, size, MADV_HUGEPAGE);
+    ctx->allocated += bytes;
     return p;
 }
 
