@@ -312,10 +312,8 @@ static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     } else {
         if (p->log.count) p->began = p->log.records[0].start - p->began;
         profile_from_log(s, &p->log, PROFILER_HALF(ctx));
-#ifndef __CUDACC__
         s->before = p->began;
         s->after = seconds - s->before - profile_span(s);
-#endif
     }
     s->seconds = seconds;
     s->host_waits = p->is_tracing ? p->trace.host_waits : ctx->host_waits - p->waits_before;
