@@ -53,7 +53,7 @@ override ARCH := $(subst .,,$(ARCH:9.0=90a))
 endif
 PRECISION ?= $(if $(filter 75,$(FOUND)),fp16,bf16)
 PTX    ?= $(if $(FOUND)$(filter command environment override,$(firstword $(origin ARCH))),,80)
-# CUPTI's header, where the toolkit keeps it apart; without it --profile lists no kernels.
+# CUPTI's header, where the toolkit keeps it apart; without it --profile ends with an error.
 TOOLKIT := $(if $(HAS_NVCC),$(dir $(realpath $(HAS_NVCC)))..)
 CUPTI  := $(if $(HAS_NVCC),$(wildcard $(TOOLKIT)/extras/CUPTI/include))
 # NCCL, likewise: it connects the ranks of the GPU build.

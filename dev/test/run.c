@@ -661,7 +661,6 @@ static void master_checkpoint(MasterWeights master, const char* write_to, const 
     context_free(&ctx);
 }
 
-// Count memory under the names up to `last`, and under the first again. What lies behind the table of names is no pointer.
 // "has" or "wants" in one bit each: the file, the run.
 static void refuse_master(const char* has_wants) {
     MasterWeights has = has_wants[0] == '1' ? WITH_MASTER : NO_MASTER;

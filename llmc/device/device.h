@@ -97,7 +97,7 @@ typedef struct {
     struct ScopeLog* scope_log;  // NULL: nothing is recorded
     void* scratch;               // used by one launch at a time; grows to the largest request of the first step
     size_t scratch_bytes;
-    size_t allocated;   // by device_alloc(), and the workspace
+    size_t allocated;   // by device_alloc() and for the workspace, freed blocks too; for tests
     size_t host_waits;  // calls of device_synchronize() and device_download() on the CPU, for the profiler
 #ifdef __CUDACC__
     cudaStream_t stream;  // all launches of a rank go here, in order

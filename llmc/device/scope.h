@@ -6,8 +6,8 @@
  *     scope_close(&scope);
  *
  * Nothing is formatted or stored unless ctx->scope_log is set or, on the GPU, an NVTX tool is attached. Tools see
- * nested ranges: step 12 / backward / layer 3 / layernorm_backward N=65536 C=768. The times of a
- * log are the host's: those of the work on the CPU. On the GPU its trace has the times of the kernels. */
+ * nested ranges: step 12 / backward / layer 3 / layernorm_backward N=65536 C=768. A log's times are
+ * by the host's clock, of the work on the CPU; on the GPU its trace has the times of the kernels. */
 #ifndef LLMC_DEVICE_SCOPE_H
 #define LLMC_DEVICE_SCOPE_H
 
@@ -25,7 +25,7 @@ typedef struct {
     char shapes[64];        // "N=256 IC=768 OC=3072"
     double flops;           // as counted in the op's header
     double bytes;           // minimum memory traffic: every operand once
-    double start, seconds;  // on the CPU, seconds exclude nested scopes
+    double start, seconds;  // by the host's clock; seconds on the CPU alone, without nested scopes
     size_t outer;           // the enclosing scope, or NO_SCOPE
 } ScopeRecord;
 

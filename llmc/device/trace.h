@@ -306,7 +306,7 @@ static inline const char* kernel_trace_start(KernelTrace* t, Context* ctx) {
     CUptiResult result = c->subscribe(&c->subscriber, cupti_calls_back, NULL);
     if (result == CUPTI_SUCCESS) result = c->callbacks(cupti_wants_buffer, cupti_gives_buffer);
     if (result == CUPTI_SUCCESS) result = cupti_change(c->enable);
-    const char* why = NULL;
+    const char* why = result == CUPTI_SUCCESS ? NULL : "an unknown error of CUPTI";
     if (result == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) why = "another tool profiles this process";
     else if (result != CUPTI_SUCCESS) c->describe(result, &why);
     else if (!kernel_trace_works(t, ctx)) why = "CUPTI records nothing";

@@ -98,8 +98,8 @@ static inline void profiler_peak_product(const PeakOperands* o, int size, Contex
 }
 
 // The best FLOP/s of repeated square matmuls, in floatX or fp8, with the library's default algorithm: timing others
-// would heat the GPU. On the CPU each size gets the same time. Large matmuls are faster
-// on an idle machine, but on a busy one a small matmul sometimes fits into the threads' time slices.
+// would heat the GPU. On the CPU each size gets the same time: large ones are the fastest on
+// an idle machine, small ones sometimes on a busy one, where they fit into a time slice.
 static inline double profiler_matmul_flops(int fp8, Context* ctx) {
     size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
     static const int sizes[] = {PEAK_SIZES};
@@ -303,7 +303,8 @@ static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     ctx->scope_log = NULL;
     if (p->is_tracing) kernel_trace_collect(&p->trace);
     uint64_t began = p->is_tracing ? kernel_trace_take_lead(&p->trace) : 0;
-    if (p->is_tracing && p->trace.count && began) {
+    if (p->is_tracing && !(p->trace.count && began)) die(FAILED, "--profile: CUPTI lost the records of a step");
+    if (p->is_tracing) {
         uint64_t first = p->trace.rows[0].start;
         profile_from_log(s, &p->log, PROFILER_HALF(ctx));
         s->before = 1e-9 * (double)((int64_t)first - (int64_t)began);

@@ -1,5 +1,5 @@
-/* The report of a profiler (profiler.h): facts about the run, tables; what is printed and where the files
- * go. */
+/* The report of a profiler (profiler.h): facts about the run, and tables; what is printed, and where the
+ * files go. */
 #ifndef LLMC_PROFILE_REPORT_H
 #define LLMC_PROFILE_REPORT_H
 

@@ -1,7 +1,7 @@
 /* The rows of a profiled step: every launch, the op that launched it, its work and its roofline time; and the gaps
  * between launches. tables.h prints them, profiler.h measures them.
  *
- * A row is a kernel, a copy or a fill on the GPU. On the CPU, and where kernels cannot be traced, it is an op. An op's
+ * A row is a kernel, a copy or a fill on the GPU. On the CPU it is an op. An op's
  * work (flops and bytes, as its header counts them) is assigned to its longest row. Its other rows are helpers: their
  * time counts as lost, except for roofline time that the longest row does not use. So if an op passes over memory
  * twice, each pass gets its part.
@@ -54,11 +54,11 @@ typedef struct {
     double before, after;  // seconds before the first row starts and after the last one ends; NaN: unknown
     size_t dropped;        // launches that could not be recorded
     size_t host_waits;     // host waits for the device, including the one at the end of the step
-    size_t stream_waits;   // stream waits for an event; 0 if kernels are not traced
+    size_t stream_waits;   // stream waits for an event; 0 on the CPU
 } ProfileStep;
 
 // What a gap between rows waits for: the host's launch, a row of another stream, or the switch from one kernel to the
-// next. Without traced kernels the cause is unknown and counts as GAP_SWITCH.
+// next. On the CPU it counts as GAP_SWITCH.
 typedef enum { GAP_HOST, GAP_STREAM, GAP_SWITCH, GAPS } Gap;
 
 // kernels - overlap + all gaps = span.
@@ -92,7 +92,7 @@ static inline int profile_tensor_cores(const ProfileRow* r, int half) {
     return 0;
 }
 
-// Whether rows are ops, because kernels were not traced.
+// Whether rows are ops, as on the CPU.
 static inline int profile_rows_are_ops(const ProfileStep* step) { return step->count && !step->rows[0].kernel; }
 
 static inline Kind profile_kind(const ProfileRow* r) {
@@ -210,7 +210,7 @@ static inline void profile_add_trace(ProfileStep* step, const ScopeLog* log) {
     profile_find_helpers(step, log->count);
 }
 
-// The rows of a step from its resolved log.
+// The rows of a step from its log; call kernel_trace_collect() before, if it has a trace.
 static inline void profile_from_log(ProfileStep* step, const ScopeLog* log, int half) {
     memset(step, 0, sizeof *step);
     step->before = step->after = (double)NAN;

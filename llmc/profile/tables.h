@@ -248,7 +248,7 @@ static inline void profile_table_gaps(Table* t, const ProfileStep* step) {
     }
     t->note = xprintf(
         "%s",
-        ops ? "Nothing runs in a gap. Its cause is unknown, because kernels were not traced."
+        ops ? "Nothing runs in a gap between ops."
             : "Nothing runs in a gap. host: the next row was not launched yet. another stream: the row before ran on "
               "another stream.");
     free(gaps);

@@ -205,7 +205,7 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
         {NULL,  "--timeout",             FLAG_REAL,   &s->timeout,             "600",     1,   86400,    NULL,   SCOPE_RANK,    TOPIC_RANKS,
          "Several ranks: seconds that a step may take; then the run ends with status 4, because a rank is lost."},
         {NULL,  "--profile",             FLAG_INT,    &s->profile,             "0",       0,   1000,     NULL,   SCOPE_PROCESS, TOPIC_PROFILE,
-         "Profile this many steps and explain where their time goes, in OUT/profile. 0: off."},
+         "Profile this many steps and report where their time goes, in OUT/profile. 0: off."},
         {NULL,  "--profile-warmup",      FLAG_INT,    &s->profile_warmup,      "5",       0,   1e6,      NULL,   SCOPE_PROCESS, TOPIC_PROFILE,
          "Warm-up steps. Then --profile steps are timed without the profiler, and as many are profiled."},
         {NULL,  "--profile-energy",      FLAG_INT,    &s->profile_energy,      "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_PROFILE,
