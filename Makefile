@@ -21,10 +21,13 @@ MACHINE = $(firstword $(subst -, ,$(shell $1 -dumpmachine 2>/dev/null)))
 TARGET := $(call MACHINE,$(CC))
 CROSS  := $(if $(filter-out gcc,$(CC)),$(if $(call MACHINE,gcc),$(filter-out $(call MACHINE,gcc),$(TARGET))))
 B      := build$(if $(DEBUG),/debug)$(if $(SANITIZE),/san)$(if $(BLAS),/blas)
+# Left out: passes of gcc's -O3 that take a quarter of its time and make no step faster (dev/LOG.md).
+SLOW   := $(if $(findstring clang,$(CC)),,inline-functions ipa-cp-clone tree-pre gcse tree-dominator-opts tree-vrp)
+OPT    := $(if $(DEBUG)$(SANITIZE),-O1 -g,-O3 $(addprefix -fno-,$(SLOW))) -march=$(MARCH)
 # Floating point is kept exact: no -ffast-math, which makes NaN checks lie, and no contraction, so that a result does
 # not depend on how the compiler cut a loop. -fno-math-errno only lets sqrtf be an instruction. gcc 12 for aarch64 ends
 # with an internal error where it makes vectors of fmin() and fmax() of doubles.
-CFLAGS := $(if $(DEBUG)$(SANITIZE),-O1 -g,-O3) -march=$(MARCH) -fopenmp -ffp-contract=off -fno-math-errno \
+CFLAGS := $(OPT) -fopenmp -ffp-contract=off -fno-math-errno \
           $(if $(filter aarch64,$(TARGET)),-fno-builtin-fmin -fno-builtin-fmax) \
           $(if $(SANITIZE),-fsanitize=address$(COMMA)undefined -fno-sanitize-recover)
 WARN   := -Wall -Wextra -Wno-missing-field-initializers -Werror $(if $(findstring clang,$(CC)),-Wno-pass-failed)
@@ -122,7 +125,6 @@ $(GPU_TRAINERS): %cu: %.cu Makefile $(G)/command
 
 -include $(wildcard $(B)/*.d $(G)/*.d)
 
-# Data: stories about a small world.
 $(B)/builtin_corpus: dev/data/builtin_corpus.c Makefile $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
@@ -144,14 +146,12 @@ help:
 	@echo "make quickstart-bert   the same for a small BERT, which then fills in masked words: out/quickstart-bert"
 	@echo "make test          set up, build, run every test that this machine can run"
 	@echo "make check         seconds: every header alone, include direction, size budgets, formatting, links"
-	@echo "make ops           ops against their references;  make grad: against finite differences"
+	@echo "make ops           ops against their references;  make grad: against finite differences;  make bench: times"
 	@echo "make emulated      kernels on the CPU, without a GPU, against the same references (OP=attention for one op)"
-	@echo "make bench         time of every op (OP=matmul for one)"
 	@echo "make exercise      write an op yourself: the exercises (OP=gelu_forward begins one; docs/learning.md)"
 	@echo "make ladder        how an op became fast, step by step: tests and times dev/ladder/ (OP=matmul_cpu)"
 	@echo "make recsys        DLRM's and NeuMF's trainers, dev/recsys;  make recsys-test: tests of the recommenders"
-	@echo "make san           tests under AddressSanitizer and UBSan"
-	@echo "make mutants       an hour or more: does a test fail for each fault in dev/mutants.txt? (JOBS=2: two at a time)"
+	@echo "make san           tests under sanitizers;  make mutants: an hour, does a test fail for each planted fault?"
 	@echo "make cubins        GPU machine code of every program, architecture and precision, for dev/compare_sass.py"
 	@echo "make clean         remove what was built (data and runs stay)"
 	@echo "variables:         CC MARCH ARCH PTX PRECISION DEBUG=1 LINEINFO=1 SANITIZE=1 BLAS=1 MPI=0 NCCL=0"
