@@ -228,8 +228,8 @@ profile/tools t=ncu,listed | profile under another tool, @t: an error says so | 
     | shows error: --profile: .*another tool profiles this process
 # Without CUPTI's library, if this shell may hide it.
 profile/tools: hide='for f in $(find / -xdev -name "libcupti.so*" -type f 2>/dev/null); do mount --bind /dev/null $f;done; "$@"'
-profile/tools | without CUPTI an error says so | unshare -m true || exit 77; ! unshare -m bash -c "$hide" _ $tiny --profile 2
-    $quiet -o "" | shows error: --profile: .*CUPTI.* is not found
+profile/tools | without CUPTI an error says so | unshare -m true || exit 77; ! unshare -m bash -c "$hide" _ $tiny
+    --profile 2 $quiet -o "" | shows error: --profile: .*CUPTI.* is not found
 profile/ranks | profile of all ranks | needs 2; set +f; train profile_ranks launch $(wc -w <<<"$GPUS") ./train_gpt2cu
     -e d12 -b 64 -t 1024 -z 1 --bucket 16 -x 20 --profile 5 &&
     for rank in $OUT/profile_ranks/profile/rank_*; do explain ${rank#$OUT/} || exit; done | shows ^(RESULT|overlap|slowest)

@@ -171,7 +171,9 @@ def print_items(name, kind, items):
 
 
 def print_text(name, codes):
-    """The characters as a string of wchar_t, 32 bits on Linux. Those that an editor may change or turn around are escaped."""
+    """The characters as a string of wchar_t, 32 bits on Linux.
+
+    Those that an editor may change or turn around are escaped."""
     print(f"    static const wchar_t {name}[] =")
     line = ""
     for c in codes:

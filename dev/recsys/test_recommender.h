@@ -252,7 +252,8 @@ static int bench_speed(int argc, char** argv, const char* model) {
            (double)ms, 1e3 * b->batch.B / (double)ms, bench_loss(b), (unsigned long long)bench_bits(b), FLOATX_NAME);
     KernelTrace* t = (KernelTrace*)xcalloc(1, sizeof *t);
     double sum = 0;
-    if (kernel_trace_start(t, ctx)) die(FAILED, "no list of kernels");
+    const char* why = kernel_trace_start(t, ctx);
+    if (why) die(FAILED, "no list of kernels: %s", why);
     kernel_trace_collect(t);
     kernel_trace_clear(t);
     bench_step(b, SPEED_BATCHES);

@@ -88,7 +88,7 @@ for tflops in 211.1 210.9; do
     echo $?
 done | grep -zqx '0.1.'
 verdict 'attention slower than the peer fails' $?
-checked --part ranks/tests && has 'skip ranks_gpt2: fewer than 2 GPUs' && has '0 passed, 0 failed'
-verdict 'what needs two GPUs is skipped by name' $?
+checked --part ranks/tests && has 'skip ranks_gpt2: fewer than 4 GPUs' && has '0 passed, 0 failed'
+verdict 'what needs four GPUs is skipped by name' $?
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

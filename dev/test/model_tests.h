@@ -104,18 +104,16 @@ static void report_muon_step(Tests* t, const ModelBuffers* b, Optimizer* o, Cont
 // The plan against what was allocated for a model, its optimizer and a batch, and against the scratch of the steps that
 // were run.
 static void report_memory(Tests* t, const char* what, const MemoryPlan* plan, const Context* ctx) {
-    size_t scratch = 0, planned = 0;
-    for (int i = 0; i < MEMORY_PLAN_PARTS; i++) {
-        int is_scratch = strcmp(plan->part[i].name, "scratch") == 0;
-        *(is_scratch ? &scratch : &planned) += plan->part[i].bytes;
-    }
+    size_t scratch = 0, used = ctx->scratch_bytes;
+    for (int i = 0; i < MEMORY_PLAN_PARTS; i++)
+        if (strcmp(plan->part[i].name, "scratch") == 0) scratch = plan->part[i].bytes;
+    size_t planned = memory_plan_bytes(plan) - scratch;
     char* name = xprintf("%s: %zu bytes of %zu planned", what, ctx->allocated, planned);
     report(t, ctx->allocated == planned, name, 0, 0);
     free(name);
     // Scratch is planned for the largest blocks that a product may be cut into, and for as many blocks of threads as a
-    // GPU may hold and a batch of other lengths may need: more than a step takes, but not twice as much. It is that of a
-    // step where only the forward pass is run, too.
-    size_t used = ctx->scratch_bytes;
+    // GPU may hold and a batch of other lengths may need: more than a step takes, but not twice as much. It is that of
+    // a step where only the forward pass is run, too.
     name = xprintf("%s: scratch, %zu bytes of %zu planned", what, used, scratch);
     report(t, used <= scratch && (plan->forward_only || (used > 0 && scratch <= 2 * used)), name, 0, 0);
     free(name);
@@ -146,7 +144,11 @@ typedef struct {
 // What is launched from here on is logged. The same was run before: the first time, matmuls are chosen.
 static void logged_begin(LoggedStep* s, Context* ctx) {
     device_synchronize(ctx);
-    s->is_tracing = kernel_trace_start(&s->trace, ctx) == NULL;
+    const char* why = kernel_trace_start(&s->trace, ctx);
+    s->is_tracing = !why;
+#ifdef __CUDACC__
+    if (why) printf("skip the kernels of a step: %s\n", why);
+#endif
     scope_log_open(&s->log, s->is_tracing ? &s->trace : NULL);
     if (s->is_tracing) {
         kernel_trace_collect(&s->trace);

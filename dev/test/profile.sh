@@ -198,7 +198,8 @@ terminated 63 $model -x 400 --profile 60 --profile-warmup 0 -o cut
 taken=$(sed -nE 's/^the run was stopped after ([0-9]+) of 60 profiled steps: the profile is of these$/\1/p' "$work/stdout")
 why=$(ended_with 0)$(lacks cut/profile)
 why+=$(says cut/profile/profile.txt "^step .* the median of 61 to $((60 + ${taken:-0})) by time, after 0 warm-up and 60 plain steps; the run was stopped before the rest\$")
-why+=$(says "$work/stdout" '^By op$')$(says "$work/stdout" "^stopped by signal 15 after step $((60 + ${taken:-0})), saved\$")
+why+=$(says "$work/stdout" '^By op$')
+why+=$(says "$work/stdout" "^stopped by signal 15 after step $((60 + ${taken:-0})), saved\$")
 verdict 'a signal between profiled steps: a profile of those' "$why"
 
 # ---------------------------------------------------------------------------------------------------------

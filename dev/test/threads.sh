@@ -34,7 +34,8 @@ expect_setting() { # NAME VARIABLE VALUE
 begin env
 expect_setting 'threads that wait spin for a bounded time' GOMP_SPINCOUNT 1000
 verdict 'it starts itself again only once' "$([ "$(tr '\0' ' ' <"/proc/$pid/cmdline" | cut -d ' ' -f 1)" = "$PROGRAM" ] || echo "$(tr '\0' ' ' <"/proc/$pid/cmdline")")"
-verdict 'ps and pkill find it by its name' "$([ "$(cat "/proc/$pid/comm")" = "$(basename "$PROGRAM" | cut -c 1-15)" ] || cat "/proc/$pid/comm")"
+name=$(cat "/proc/$pid/comm")
+verdict 'ps and pkill find it by its name' "$([ "$name" = "$(basename "$PROGRAM" | cut -c 1-15)" ] || echo "$name")"
 end
 begin env OMP_WAIT_POLICY=active
 expect_setting 'a policy of the user stays' GOMP_SPINCOUNT ''
