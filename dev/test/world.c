@@ -66,7 +66,7 @@ typedef struct {
 
 // Recover the choices of a block's words. Returns 0 if the generator cannot have written them, or in two ways.
 static int parse_block(Parsed* p, const int* words, const WorldSize* size) {
-    Sentence list[MOST_SENTENCES], s, found;
+    Sentence list[MOST_SENTENCES], s, found = {0};
     World w = world_begin(size);
     p->count = 0, p->nats = 0;
     if (words[0] != END_OF_STORY) return 0;
