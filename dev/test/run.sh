@@ -19,9 +19,11 @@ if [ -z "${PYTHON:-}" ]; then
 fi
 logs=$build/test_logs
 mkdir -p "$logs"
-passed=0 failed=0 skipped=0
+rm -f "$logs"/*.totals
+skipped=0
 
-run() { # name, command...
+# One test: its failures, skips and totals, the last in NAME.totals too.
+run_one() { # name, command...
     local name=$1 log=$logs/$1.log start=$SECONDS
     shift
     ${TEST_LIMIT:+timeout -k 10 "$TEST_LIMIT"} "$@" >"$log" 2>&1
@@ -38,7 +40,16 @@ run() { # name, command...
     fi
     grep -E '^(FAIL|skip)' "$log"
     printf '%-12s %5d passed, %d failed, %d skipped  (%d s)\n' "$name" "$p" "$f" "$s" $((SECONDS - start))
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    echo "$p $f $s" >"$logs/$name.totals"
+}
+
+# Two tests run at a time: most wait for a file or for one thread, and none measures time. Each is a process group of
+# its own (set -m): only so do its programs see signals as under a shell, and all end with this script.
+set -m
+trap 'for job in $(jobs -pr); do kill -- "-$job"; done; exit 130' INT TERM
+run() {
+    while [ "$(jobs -pr | wc -l)" -ge 2 ]; do wait -n; done
+    run_one "$@" </dev/null &
 }
 
 skip() { # name, reason
@@ -158,6 +169,9 @@ run late bash dev/test/late.sh "$gpt2" "$build/late/train_gpt2"
 run late_bert bash dev/test/late.sh "$bert" "$build/late/train_bert"
 command -v nvidia-smi >/dev/null || skip gpu "this machine has no NVIDIA GPU"
 
+wait
+read -r passed failed more <<<"$(cat "$logs"/*.totals | awk '{ p += $1; f += $2; s += $3 } END { print p, f, s }')"
+skipped=$((skipped + more))
 if [ "$skipped" -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"
 else echo "$passed passed, $failed failed"; fi
 [ "$failed" -eq 0 ]
