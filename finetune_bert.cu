@@ -15,12 +15,12 @@
 #endif
 #include "train_bert.cu"
 
-#include "llmc/ops/classifier/span.h"
 #include "llmc/ops/dropout.h"
-#include "llmc/ops/squared_error.h"
-#include "llmc/ops/tanh.h"
-#include "llmc/run/task_evaluation.h"  // scores
-#include "llmc/run/tasks.h"            // flags and examples of the tasks
+#include "llmc/tune/span.h"
+#include "llmc/tune/squared_error.h"
+#include "llmc/tune/tanh.h"
+#include "llmc/tune/task_evaluation.h"  // scores
+#include "llmc/tune/tasks.h"            // flags and examples of the tasks
 
 // ---------------------------------------------------------------------------------------------------------
 // Parameters and activations: the encoder's, then the head's

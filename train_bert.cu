@@ -10,6 +10,9 @@
  * B batch size, T maximum sequence length, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #define ATTENTION_MASK FULL
+#include "llmc/bert/mlm_data.h"  // sentences, their pairs and masks
+#include "llmc/bert/mlm_run.h"   // evaluation, and modes that do not train: fill-mask, embeddings, --explain
+#include "llmc/bert/next_sentence.h"
 #include "llmc/model/config.h"  // config.json as a table
 #include "llmc/model/linear.h"
 #include "llmc/model/linear_input.h"
@@ -20,9 +23,6 @@
 #include "llmc/ops/embedding/embedding.h"
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
-#include "llmc/ops/next_sentence.h"
-#include "llmc/run/mlm_data.h"  // sentences, their pairs and masks
-#include "llmc/run/mlm_run.h"   // evaluation, and modes that do not train: fill-mask, embeddings, --explain
 #include "llmc/run/run.h"
 #include "llmc/run/steps.h"  // a step: all-reduce, update, log
 

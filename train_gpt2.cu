@@ -7,21 +7,21 @@
  * B batch size, T sequence length, N = B * T rows, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #define ATTENTION_MASK CAUSAL   // compile attention with this mask only
+#include "llmc/explain/lm.h"    // --explain: what every op computed
 #include "llmc/model/config.h"  // config.json as a table
 #include "llmc/model/linear_input.h"
 #include "llmc/ops/attention/attention.h"
-#include "llmc/ops/attention/decode.h"
 #include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/embedding/embedding.h"
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
-#include "llmc/run/explain_lm.h"       // --explain: what every op computed
-#include "llmc/run/generate.h"         // text generation from a prompt
-#include "llmc/run/lm_input.h"         // token batches on the device
-#include "llmc/run/multiple_choice.h"  // HellaSwag and similar sets
-#include "llmc/run/run.h"              // opens, steps and closes a run
-#include "llmc/run/steps.h"            // a step: all-reduce, update, log
-#include "llmc/run/vocabulary.h"       // token shards, their batches, their tokenizer
+#include "llmc/run/lm_input.h"    // token batches on the device
+#include "llmc/run/run.h"         // opens, steps and closes a run
+#include "llmc/run/steps.h"       // a step: all-reduce, update, log
+#include "llmc/run/vocabulary.h"  // token shards, their batches, their tokenizer
+#include "llmc/use/decode.h"
+#include "llmc/use/generate.h"         // text generation from a prompt
+#include "llmc/use/multiple_choice.h"  // HellaSwag and similar sets
 
 // ---------------------------------------------------------------------------------------------------------
 // Parameters. A linear layer's weight is [out, in] in memory, and [in, out] in GPT-2's files ("Conv1D").

@@ -4,8 +4,8 @@
 #ifndef DEV_PTX_CUH
 #define DEV_PTX_CUH
 
-#include "llmc/device/ptx/mbarrier.cuh"
-#include "llmc/device/ptx/tma.cuh"
+#include "llmc/hopper/mbarrier.cuh"
+#include "llmc/hopper/tma.cuh"
 
 #ifdef __CUDACC__
 

@@ -5,7 +5,7 @@
 #ifndef DEV_DATA_CORPUS_FILES_H
 #define DEV_DATA_CORPUS_FILES_H
 
-#include "llmc/data/mlm/sentences.h"
+#include "llmc/bert/sentences.h"
 
 // Create or replace one shard of n tokens, each `width` (2 or 4) bytes, flushed to the disk. Returns 0, or -1
 // with errno; what is then at `path` is incomplete, so write to a temporary name and rename.

@@ -23,7 +23,7 @@ rows of --tokens tokens and none crosses a row's end; the rest of a row is fille
 --doc-mask 1, and with -t --tokens or a multiple. A conversation longer than a row is cut after the last answer that
 fits; if not even its first answer does, it is skipped.
 
-Writes train_000000.bin ... and val_000000.bin ... (shards with a mask: llmc/data/files/shards.h), tokenizer.json and
+Writes train_000000.bin ... and val_000000.bin ... (shards with a mask: llmc/data/shards.h), tokenizer.json and
 tokenizer_config.json; with --model also OUT/model, the model with a row for each new token in its embedding (and in its
 head, if that is not tied): the mean of the other rows. What an earlier run wrote, listed in prepared.json, is replaced or
 removed; other files of these names are an error. The last conversations are for validation: --val-fraction of them.

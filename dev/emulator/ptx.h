@@ -10,7 +10,7 @@
 
 inline float ex2_approx(float x) { return exp2f(x); }
 
-#ifdef LLMC_OPS_QUANTIZE_KERNELS_CUH
+#ifdef LLMC_FP8_QUANTIZE_CUH
 inline float quantize_max(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
 #endif
 
@@ -117,7 +117,7 @@ inline uint32_t prmt_b32(uint32_t low, uint32_t high, uint32_t selector) { retur
 
 #endif
 
-#ifdef LLMC_DEVICE_PTX_MBARRIER_CUH
+#ifdef LLMC_HOPPER_MBARRIER_CUH
 
 // ---------------------------------------------------------------------------------------------------------
 // mbarrier.cuh
@@ -192,7 +192,7 @@ inline void fence_proxy_async_shared(void) {}
 
 #endif
 
-#if defined(LLMC_DEVICE_PTX_TMA_CUH) && !defined(PRECISION_FP32)
+#if defined(LLMC_HOPPER_TMA_CUH) && !defined(PRECISION_FP32)
 
 // ---------------------------------------------------------------------------------------------------------
 // tma.cuh
@@ -274,7 +274,7 @@ inline void bulk_wait_group_read(void) {}
 
 #endif
 
-#if defined(LLMC_DEVICE_PTX_WGMMA_CUH) && !defined(PRECISION_FP32)
+#if defined(LLMC_HOPPER_WGMMA_CUH) && !defined(PRECISION_FP32)
 
 // ---------------------------------------------------------------------------------------------------------
 // wgmma.cuh

@@ -4,7 +4,7 @@
 #define DEV_OPS_ATTENTION_DECODE_H
 
 #include "harness.h"
-#include "llmc/ops/attention/decode.h"
+#include "llmc/use/decode.h"
 
 typedef struct {
     Array qkv, out;

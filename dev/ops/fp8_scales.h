@@ -3,7 +3,7 @@
 #define DEV_OPS_FP8_SCALES_H
 
 #include "harness.h"
-#include "llmc/ops/fp8_scales.h"
+#include "llmc/fp8/scales.h"
 
 // `device`: where the launchers run. `host`: what the reference makes of the same statistics.
 typedef struct {

@@ -3,7 +3,7 @@
 #define DEV_OPS_LAMB_H
 
 #include "adamw.h"
-#include "llmc/ops/lamb/lamb.h"
+#include "llmc/lamb/lamb.h"
 
 // A tensor of several blocks; tensors without decay and without trust; three that are adjacent at offsets where no
 // vector begins, like the biases of Q, K and V; one of one element; padding between them and at the end.

@@ -3,7 +3,7 @@
 #define DEV_OPS_LAYERNORM_FP8_H
 
 #include "layernorm.h"
-#include "llmc/ops/layernorm/layernorm_fp8.h"
+#include "llmc/fp8/layernorm.h"
 #include "quantize.h"
 
 #ifdef __CUDACC__

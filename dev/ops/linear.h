@@ -5,7 +5,7 @@
 
 #include "harness.h"
 #include "linear_sums.h"
-#include "llmc/optim/fp8_state.h"
+#include "llmc/fp8/state.h"
 
 // A layer and the one before it, with GELU between: h = gelu(pre), pre = x w0^T + b0, y = h w1^T + b1.
 typedef struct {

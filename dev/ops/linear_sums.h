@@ -3,8 +3,8 @@
 #define DEV_OPS_LINEAR_SUMS_H
 
 #include "harness.h"
+#include "llmc/fp8/quantize.h"
 #include "llmc/ops/matmul/matmul.h"
-#include "llmc/ops/quantize/quantize.h"
 
 #if defined(__CUDACC__) && !defined(DEV_EMULATOR_EMULATOR_H)
 

@@ -3,7 +3,7 @@
 #define DEV_OPS_MEAN_BIAS_H
 
 #include "harness.h"
-#include "llmc/ops/quantize/mean_bias.h"
+#include "llmc/fp8/mean_bias.h"
 
 typedef struct {
     Array x, means;

@@ -3,7 +3,7 @@
 #define DEV_OPS_MUON_H
 
 #include "adamw.h"
-#include "llmc/ops/muon/muon.h"
+#include "llmc/muon/muon.h"
 #include "muon_values.h"
 
 typedef struct {

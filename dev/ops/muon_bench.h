@@ -3,7 +3,7 @@
 #define DEV_OPS_MUON_BENCH_H
 
 #include "harness.h"
-#include "llmc/ops/muon/muon.h"
+#include "llmc/muon/muon.h"
 
 typedef struct {
     AdamWState a;

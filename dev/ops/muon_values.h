@@ -4,7 +4,7 @@
 
 #include "harness.h"
 #include "llmc/device/host_view.h"
-#include "llmc/ops/muon/muon.h"
+#include "llmc/muon/muon.h"
 
 // Orthogonalize x, one matrix of rows x cols, by the launcher and by the reference.
 static inline void muon_run_iterations(Harness* h, double* got, double* reference, const double* x, int rows,

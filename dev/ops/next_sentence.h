@@ -3,7 +3,7 @@
 #define DEV_OPS_NEXT_SENTENCE_H
 
 #include "harness.h"
-#include "llmc/ops/next_sentence.h"
+#include "llmc/bert/next_sentence.h"
 
 typedef struct {
     Array pre, w, b, logits, loss, correct, dw, db, dbias;

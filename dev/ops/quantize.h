@@ -3,8 +3,8 @@
 #define DEV_OPS_QUANTIZE_H
 
 #include "harness.h"
+#include "llmc/fp8/quantize.h"
 #include "llmc/ops/classifier/classifier.h"
-#include "llmc/ops/quantize/quantize.h"
 
 enum { QUANTIZE_FILL = 0xa5 };  // what outputs hold before
 

@@ -3,7 +3,7 @@
 #define DEV_OPS_SPAN_H
 
 #include "harness.h"
-#include "llmc/ops/classifier/span.h"
+#include "llmc/tune/span.h"
 
 typedef struct {
     Array each, sum, logits, loss_scale;

@@ -3,7 +3,7 @@
 #define DEV_OPS_SQUARED_ERROR_H
 
 #include "harness.h"
-#include "llmc/ops/squared_error.h"
+#include "llmc/tune/squared_error.h"
 
 typedef struct {
     Array each, sum, logits, loss_scale;

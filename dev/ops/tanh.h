@@ -3,7 +3,7 @@
 #define DEV_OPS_TANH_H
 
 #include "harness.h"
-#include "llmc/ops/tanh.h"
+#include "llmc/tune/tanh.h"
 
 typedef struct {
     Array x, y, dy, dx;

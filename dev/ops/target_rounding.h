@@ -3,7 +3,7 @@
 #define DEV_OPS_TARGET_ROUNDING_H
 
 #include "harness.h"
-#include "llmc/ops/classifier/target_rounding.h"
+#include "llmc/fp8/target_rounding.h"
 #include "quantize.h"
 
 typedef struct {

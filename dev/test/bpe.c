@@ -1,4 +1,4 @@
-/* Tests of byte-level BPE encoding (llmc/data/text/bpe.h): words, merges, special tokens, invalid UTF-8, the files of a
+/* Tests of byte-level BPE encoding (llmc/text/bpe.h): words, merges, special tokens, invalid UTF-8, the files of a
  * vocabulary, and refused files. Expected tokens are those of `tokenizers` 0.23. dev/test/check_bpe.py compares on
  * megabytes, and runs this program for its tokens:
  *
@@ -9,7 +9,7 @@
  *
  * Without arguments it prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 
-#include "llmc/data/text/bpe.h"
+#include "llmc/text/bpe.h"
 #include "dev/test/tests.h"
 
 static void drop(const Tests* t, const char* name) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does llmc/data/text/bpe.h encode as the `tokenizers` library does?
+"""Does llmc/text/bpe.h encode as the `tokenizers` library does?
 
 Every character, after one of each class; then 10 MB (MEGABYTES) of mixed text: prose, sources, CJK, emoji, marks, odd
 white space, any characters, long runs, special tokens, and bytes that are no UTF-8, which the library is given as

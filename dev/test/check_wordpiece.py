@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does llmc/data/text/wordpiece.h tokenize as the `tokenizers` library does?
+"""Does llmc/text/wordpiece.h tokenize as the `tokenizers` library does?
 
 Every character, inside a word and alone, with a vocabulary that tells all below U+20000 apart; odd lines (accents composed
 and decomposed, combining marks in any order, CJK, mixtures); then whole files with a vocabulary of words. Each with all

@@ -3,12 +3,12 @@
  *
  * Prints `ok   name`, `skip name: why` or `FAIL name: why`, then the counts; exit status 1 after a failure. */
 
-#include "llmc/data/files/safetensors.h"
-#include "llmc/data/lm/batch_lm.h"
-#include "llmc/data/lm/token_scan.h"
-#include "llmc/data/mlm/batch_mlm.h"
-#include "llmc/data/text/tokenizer_files.h"
-#include "llmc/data/text/wordpiece.h"
+#include "llmc/bert/batch_mlm.h"
+#include "llmc/data/batch_lm.h"
+#include "llmc/data/safetensors.h"
+#include "llmc/data/token_scan.h"
+#include "llmc/text/tokenizer_files.h"
+#include "llmc/text/wordpiece.h"
 
 #define main byte_corpus_main
 #include "byte_corpus.c"

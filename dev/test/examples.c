@@ -3,7 +3,7 @@
  *
  * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 #include "dev/test/tests.h"
-#include "llmc/run/task_evaluation.h"
+#include "llmc/tune/task_evaluation.h"
 
 enum { UNK = 1, CLS = 2, SEP = 3, FIRST_LETTER = 5 };
 

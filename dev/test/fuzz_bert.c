@@ -1,8 +1,8 @@
 /* The readers of the BERT trainer, for fuzz.c. */
 #include "fuzz.h"
 
+#include "llmc/bert/mlm_data.h"
 #include "llmc/profile/profiler.h"
-#include "llmc/run/mlm_data.h"
 
 // What the machine can do is measured in half a second, which is long here.
 #define profiler_peak_flops(ctx) ((void)(ctx), 1e12)

@@ -4,10 +4,10 @@
 
 #include "dev/data/corpus_files.h"
 #include "fuzz_readers.h"
-#include "llmc/data/files/llmc_files.h"
-#include "llmc/data/lm/batch_lm.h"
-#include "llmc/data/mlm/batch_mlm.h"
-#include "llmc/data/tasks/multiple_choice.h"
+#include "llmc/bert/batch_mlm.h"
+#include "llmc/data/batch_lm.h"
+#include "llmc/data/llmc_files.h"
+#include "llmc/use/choice_files.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Token shards: whatever is read without an error is a token

@@ -9,7 +9,7 @@
 #include "fuzz_mutate.h"
 #include "llmc/base/flags.h"
 #include "llmc/base/log.h"
-#include "llmc/data/files/safetensors.h"
+#include "llmc/data/safetensors.h"
 
 typedef struct {
     const char* name;

@@ -3,8 +3,8 @@
 #define FUZZ_TASKS_H
 
 #include "fuzz_tokenizers.h"
-#include "llmc/data/tasks/labelled.h"
-#include "llmc/data/tasks/squad.h"
+#include "llmc/tune/labelled.h"
+#include "llmc/tune/squad.h"
 
 enum { TASK_T = 16, TASK_LABELS = 3 };
 

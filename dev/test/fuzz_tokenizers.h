@@ -4,9 +4,9 @@
 #define FUZZ_TOKENIZERS_H
 
 #include "fuzz_readers.h"
-#include "llmc/data/text/bpe.h"
-#include "llmc/data/text/tokenizer.h"
-#include "llmc/data/text/wordpiece.h"
+#include "llmc/text/bpe.h"
+#include "llmc/text/tokenizer.h"
+#include "llmc/text/wordpiece.h"
 
 static const char TOKENIZER_JSON[] =
     "{\"version\":\"1.0\",\"added_tokens\":[{\"id\":9,\"content\":\"<|endoftext|>\",\"special\":true}],"

@@ -1,12 +1,12 @@
-/* Tests of reading ahead (llmc/run/prefetch.h, lm_data.h, mlm_data.h) and of what ranks read: the thread does not
+/* Tests of reading ahead (llmc/data/prefetch.h, lm_data.h, mlm_data.h) and of what ranks read: the thread does not
  * change batches, reports errors in the data, and ends. Also built with -fsanitize=thread.
  *
  * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 
 #include "dev/data/corpus_files.h"
 #include "dev/test/tests.h"
-#include "llmc/run/lm_data.h"
-#include "llmc/run/mlm_data.h"
+#include "llmc/bert/mlm_data.h"
+#include "llmc/data/lm_data.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Language models: two files of WINDOWS windows together, whose tokens count up from 1; 0 begins a document

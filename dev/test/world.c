@@ -8,9 +8,9 @@
 #include "../data/builtin_corpus.c"
 #undef main
 #include "dev/test/tests.h"
-#include "llmc/data/text/bpe.h"
-#include "llmc/data/text/wordpiece.h"
-#include "llmc/run/val_entropy.h"
+#include "llmc/data/val_entropy.h"
+#include "llmc/text/bpe.h"
+#include "llmc/text/wordpiece.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // The parser

@@ -7,7 +7,7 @@
  *       clock now, both of rank 0's GPU
  *   {"step", "val_loss"}
  *   {"step", "fp8": [{"tensor", "operand", "format", "amax", "scale", "clipped", "flushed"}, ...]}
- *       with --fp8, before each validation: of the last step, if it was in fp8 (optim/fp8_report.h)
+ *       with --fp8, before each validation: of the last step, if it was in fp8 (fp8/report.h)
  *   {"step", "checkpoint_ms", "checkpoint_write_s", "checkpoint_gb_s", "checkpoint_wait_ms"}
  *       once the checkpoint of that step is on disk: the time that training lost, the duration and the speed of the
  *       write, and how much of the lost time was spent waiting for the end of the write; and "weights_hash" if several

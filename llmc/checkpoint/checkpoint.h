@@ -19,10 +19,10 @@
 #define LLMC_CHECKPOINT_CHECKPOINT_H
 
 #include "llmc/base/run_lock.h"
-#include "llmc/data/text/tokenizer_files.h"
+#include "llmc/checkpoint/shard_files.h"
 #include "llmc/dist/process_group.h"
-#include "llmc/model/shard_files.h"
 #include "llmc/optim/fp32_copies.h"
+#include "llmc/text/tokenizer_files.h"
 
 enum { CHECKPOINT_NAME = 64, CHECKPOINT_WHY = 1024 };
 

@@ -1,4 +1,4 @@
-/* Saving a checkpoint while the run continues. The step loop only waits for a snapshot (device/snapshot.h). Then a
+/* Saving a checkpoint while the run continues. The step loop only waits for a snapshot (checkpoint/snapshot.h). Then a
  * thread of each rank writes that rank's files: rank 0 the model, the settings and an optimizer state that is not
  * sharded; every rank its shard if it is. The main threads poll their threads at the same steps, so all ranks learn in
  * the same step that every file is on the disk, or that one could not be written. Only then rank 0 commits: manifest,
@@ -10,7 +10,7 @@
 
 #include "llmc/base/log.h"
 #include "llmc/checkpoint/directory.h"
-#include "llmc/device/snapshot.h"
+#include "llmc/checkpoint/snapshot.h"
 
 typedef enum { WRITER_IDLE, WRITER_FILES, WRITER_COMMIT } WriterPhase;
 

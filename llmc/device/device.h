@@ -104,7 +104,7 @@ typedef struct {
     cublasLtHandle_t cublaslt;
     void* cublaslt_workspace;
     unsigned* arrivals;       // [DEVICE_ARRIVALS] counters, all 0 between launches (last_to_arrive)
-    void* encode_tensor_map;  // the driver function, looked up on first use (ptx/tma.cuh)
+    void* encode_tensor_map;  // the driver function, looked up on first use (hopper/tma.cuh)
     int multiprocessors;
     int capability;                    // 90 for sm_90
     size_t shared_of_block;            // the most shared memory, in bytes, that a block may ask for

@@ -46,7 +46,7 @@ typedef struct {
 } GradSync;
 
 // The cost of updating one of the tensor's elements, relative to AdamW's. AdamW moves 30 bytes per element, Muon about
-// as many; in that time a GPU does some 4500 flops of Muon's matmuls (ops/muon/muon.h counts them).
+// as many; in that time a GPU does some 4500 flops of Muon's matmuls (muon/muon.h counts them).
 static inline double update_cost(const Tensor* t) {
     if (!t->matrices) return 1;
     int rows = t->shape[0] / t->matrices, s = min_int(rows, t->shape[1]), l = max_int(rows, t->shape[1]);

@@ -5,14 +5,14 @@
  *   explain_lens    with the logits of its head on the input of the first layer, then on the output of each layer
  *   explain_write   writes OUT/explain (files.h) and frees everything
  *
- * run/explain.h fills in the request. */
+ * explain/run.h fills in the request. */
 #ifndef LLMC_EXPLAIN_EXPLAIN_H
 #define LLMC_EXPLAIN_EXPLAIN_H
 
 #include "llmc/base/top_k.h"
-#include "llmc/data/text/tokenizer.h"
-#include "llmc/data/text/wordpiece.h"
 #include "llmc/explain/record.h"
+#include "llmc/text/tokenizer.h"
+#include "llmc/text/wordpiece.h"
 
 enum { EXPLAIN_TOP = 5 };
 

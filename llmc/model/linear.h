@@ -24,8 +24,8 @@
  * rounded for the backward pass only.
  *
  * Errors that all rows share do not cancel in sums over rows. So the mean of y over rows is corrected to that of the
- * exact matmul (ops/quantize/mean_bias.h), and in dx of the output matrix the targets' part is corrected
- * (ops/classifier/target_rounding.h).
+ * exact matmul (fp8/mean_bias.h), and in dx of the output matrix the targets' part is corrected
+ * (fp8/target_rounding.h).
  *
  * shapes     IC and OC are multiples of 16.
  * scales     one per operand and layer, delayed: from the largest absolute values of the last steps (fp8_scales.h). In
@@ -35,13 +35,13 @@
 #ifndef LLMC_MODEL_LINEAR_H
 #define LLMC_MODEL_LINEAR_H
 
+#include "llmc/fp8/mean_bias.h"
+#include "llmc/fp8/quantize.h"
+#include "llmc/fp8/scales.h"
+#include "llmc/fp8/target_rounding.h"
 #include "llmc/ops/classifier/classifier.h"
-#include "llmc/ops/classifier/target_rounding.h"
-#include "llmc/ops/fp8_scales.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/matmul/matmul.h"
-#include "llmc/ops/quantize/mean_bias.h"
-#include "llmc/ops/quantize/quantize.h"
 
 // The operands of a layer, in the order of their rows in the table of scales.
 enum { FP8_X, FP8_W, FP8_DY, FP8_OPERANDS };

@@ -3,12 +3,12 @@
  *   layernorm_for_linear(), residual_layernorm_for_linear()     the ops of layernorm.h, with p from layernorm_for()
  *
  * If that layer is fp8 and has scales (not `calibrates`), they also round y to fp8 as linear_forward() would, with the
- * same bits. On the GPU one kernel does both (layernorm_fp8.h). */
+ * same bits. On the GPU one kernel does both (fp8/layernorm.h). */
 #ifndef LLMC_MODEL_LINEAR_INPUT_H
 #define LLMC_MODEL_LINEAR_INPUT_H
 
+#include "llmc/fp8/layernorm.h"
 #include "llmc/model/linear.h"
-#include "llmc/ops/layernorm/layernorm_fp8.h"
 
 // `p`, whose output only the layer `next` reads.
 static inline LayerNorm layernorm_for(LayerNorm p, Linear next) {

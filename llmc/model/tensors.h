@@ -35,7 +35,7 @@ typedef struct {
     int decay;  // 1: weight decay applies
     FileLayout file;
     size_t fp32_copy;  // offsetof the real* for the fp32 copy (optim/fp32_copies.h); 0: none
-    size_t fp8;        // offsetof the Fp8Linear* of the linear layer whose weight this is (optim/fp8_state.h); 0: none
+    size_t fp8;        // offsetof the Fp8Linear* of the linear layer whose weight this is (fp8/state.h); 0: none
     int matrices;      // Muon updates it as this many stacked matrices of equal shape; 0: AdamW updates it
 } TensorRow;
 

@@ -3,8 +3,8 @@
 #ifndef LLMC_MODEL_WEIGHT_FILES_H
 #define LLMC_MODEL_WEIGHT_FILES_H
 
-#include "llmc/data/files/llmc_files.h"
-#include "llmc/data/files/safetensors_index.h"
+#include "llmc/data/llmc_files.h"
+#include "llmc/data/safetensors_index.h"
 #include "llmc/model/tensors.h"
 
 static inline int name_ends_with(const char* name, const char* ending) {

@@ -3,8 +3,8 @@
 #ifndef LLMC_OPTIM_MODEL_BUFFERS_H
 #define LLMC_OPTIM_MODEL_BUFFERS_H
 
+#include "llmc/fp8/state.h"
 #include "llmc/optim/fp32_copies.h"
-#include "llmc/optim/fp8_state.h"
 #include "llmc/optim/memory_plan.h"
 
 // A struct that tables are bound to: `outer` for the tensors outside the layers, and one struct of `layer_bytes` per

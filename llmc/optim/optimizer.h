@@ -12,10 +12,10 @@
 
 #include "llmc/device/host_view.h"
 #include "llmc/dist/grad_sync.h"
+#include "llmc/lamb/lamb.h"
+#include "llmc/muon/muon.h"
 #include "llmc/ops/adamw.h"
 #include "llmc/ops/global_norm.h"
-#include "llmc/ops/lamb/lamb.h"
-#include "llmc/ops/muon/muon.h"
 
 // Whether to keep fp32 master weights if floatX is narrower.
 typedef enum { NO_MASTER, WITH_MASTER } MasterWeights;

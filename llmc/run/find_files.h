@@ -4,7 +4,7 @@
 
 #include <glob.h>
 
-#include "llmc/data/files/shards.h"
+#include "llmc/data/shards.h"
 #include "llmc/run/session_state.h"
 
 // The directory that holds `path`.

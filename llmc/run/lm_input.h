@@ -2,7 +2,7 @@
 #ifndef LLMC_RUN_LM_INPUT_H
 #define LLMC_RUN_LM_INPUT_H
 
-#include "llmc/run/lm_data.h"
+#include "llmc/data/lm_data.h"
 #include "llmc/run/steps.h"
 
 typedef struct {

@@ -17,7 +17,7 @@
 #define LLMC_RUN_RUN_H
 
 #include "llmc/base/process.h"
-#include "llmc/optim/fp8_report.h"
+#include "llmc/fp8/report.h"
 #include "llmc/optim/model_buffers.h"
 #include "llmc/run/hub.h"
 #include "llmc/run/model_card.h"

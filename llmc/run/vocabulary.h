@@ -3,8 +3,8 @@
 #define LLMC_RUN_VOCABULARY_H
 
 #include "llmc/base/process.h"
-#include "llmc/data/lm/token_scan.h"
-#include "llmc/run/lm_data.h"
+#include "llmc/data/lm_data.h"
+#include "llmc/data/token_scan.h"
 #include "llmc/run/session.h"
 
 // Open the tokenizer of the first of these directories that has one: checkpoint, model, data. Reads all of its files

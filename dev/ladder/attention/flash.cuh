@@ -10,7 +10,7 @@
  * Source: Dao, "FlashAttention-2", arXiv 2307.08691. */
 #define LADDER_ABOVE
 #include "dev/ladder/attention/fused.cuh"
-#include "llmc/device/ptx/tma.cuh"
+#include "llmc/hopper/tma.cuh"
 
 enum { QUERIES = 64, KEYS = 64, CHANNELS = 64, THREADS = QUERIES / 16 * WARP, TILE_BYTES = KEYS * 2 * CHANNELS };
 

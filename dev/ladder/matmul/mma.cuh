@@ -2,7 +2,7 @@
  * and adds to fp32 sums: 2,048 products, where an ordinary one has 32. Its operands are fragments, a few elements of
  * a tile in each thread's registers, which ldmatrix brings from shared memory (llmc/device/ptx/mma.cuh). A warp has
  * 64 x 32 outputs, and a block of eight warps 128 x 128. Tiles are bf16 in shared memory, 64 elements, 128 bytes, of
- * each row, swizzled so that ldmatrix meets no bank conflict (ptx/tma.cuh). They come by cp.async, which passes no
+ * each row, swizzled so that ldmatrix meets no bank conflict (hopper/tma.cuh). They come by cp.async, which passes no
  * registers: while one pair of tiles is multiplied, the next is on its way. Rows must be whole 16-byte vectors;
  * others take the rung above. */
 #ifndef LADDER_ABOVE
@@ -10,7 +10,7 @@
 #define LADDER_MMA
 #endif
 #include "dev/ladder/matmul/vectors.cuh"
-#include "llmc/device/ptx/tma.cuh"
+#include "llmc/hopper/tma.cuh"
 
 enum { MMA_SIDE = 128, MMA_DEPTH = 64, MMA_THREADS = 256, MMA_TILE_BYTES = MMA_SIDE * MMA_DEPTH * 2 };
 

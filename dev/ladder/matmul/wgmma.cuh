@@ -15,8 +15,8 @@
 #define LADDER_WGMMA
 #endif
 #include "dev/ladder/matmul/mma.cuh"
-#include "llmc/device/ptx/mbarrier.cuh"
-#include "llmc/device/ptx/wgmma.cuh"
+#include "llmc/hopper/mbarrier.cuh"
+#include "llmc/hopper/wgmma.cuh"
 
 enum {
     GROUPS = 2,               // warpgroups of a block

@@ -16,7 +16,7 @@
 #define DEV_RECSYS_OPS_MATMUL_RELU_HOPPER_CUH
 
 #include "dev/ptx.cuh"
-#include "llmc/device/ptx/wgmma.cuh"
+#include "llmc/hopper/wgmma.cuh"
 #include "llmc/ops/matmul/matmul.h"
 
 #if defined(__CUDACC__) && (defined(PRECISION_BF16) || defined(PRECISION_FP16))

@@ -20,7 +20,7 @@
  * Numerics: matmuls and softmax accumulate in real, the log is in double. The backward pass reads out and lse of the
  * forward pass and recomputes P.
  * Files: materialized.cuh (read it first), flash_forward.cuh and flash_backward.cuh (tensor cores of sm_75 and later),
- * hopper_forward.cuh and, for heads of up to 64 channels, hopper_backward.cuh (sm_90a), cpu.h; decode.h has the
+ * hopper/attention_forward.cuh and, for heads of up to 64 channels, hopper/attention_backward.cuh (sm_90a), cpu.h; use/decode.h has the
  * attention of one new token.
  * Source: Dao et al., "FlashAttention", arXiv 2205.14135, for lse, delta and the recomputation. */
 #ifndef LLMC_OPS_ATTENTION_ATTENTION_H
@@ -155,10 +155,10 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
 // vectors, and the tiles fit in shared memory (on sm_75, with 64 KB: heads of up to 64). Otherwise materialized
 // attention runs. The flash kernels for Hopper are chosen by shape and GPU alone.
 
+#include "llmc/hopper/attention_backward.cuh"
+#include "llmc/hopper/attention_forward.cuh"
 #include "llmc/ops/attention/flash_backward.cuh"
 #include "llmc/ops/attention/flash_forward.cuh"
-#include "llmc/ops/attention/hopper_backward.cuh"
-#include "llmc/ops/attention/hopper_forward.cuh"
 #include "llmc/ops/attention/materialized.cuh"
 
 #ifdef ATTENTION_FLASH

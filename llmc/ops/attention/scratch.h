@@ -6,7 +6,7 @@
  * four words, at [head][columns / 128][row], so that the bits of a tile of rows are contiguous. Columns are counted
  * within the row's sequence. Bits of pairs that do not exist are undefined.
  *
- * Sums of dQ: tiles of 64 queries and 64 channels in fp32 (hopper_backward.cuh). */
+ * Sums of dQ: tiles of 64 queries and 64 channels in fp32 (hopper/attention_backward.cuh). */
 #ifndef LLMC_OPS_ATTENTION_SCRATCH_H
 #define LLMC_OPS_ATTENTION_SCRATCH_H
 
@@ -163,7 +163,7 @@ static inline int64_t draw_threads_of_head(DrawForm form, Mask mask, const Seque
 static inline int64_t draw_blocks_of_head(int64_t threads) { return (threads + DRAW_THREADS - 1) / DRAW_THREADS; }
 
 // ---------------------------------------------------------------------------------------------------------
-// The backward pass on Hopper GPUs (hopper_backward.cuh)
+// The backward pass on Hopper GPUs (hopper/attention_backward.cuh)
 
 enum {
     HOPPER_KEYS = 128,                       // of a tile

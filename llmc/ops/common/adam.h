@@ -48,7 +48,7 @@ static inline int adam_clip_spans(ParamSpan* clipped, const ParamSpan* spans, in
     return left;
 }
 
-// ops/muon/muon.h
+// muon/muon.h
 typedef struct {
     double momentum;
     int is_normuon;

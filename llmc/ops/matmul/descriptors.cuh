@@ -3,7 +3,7 @@
 #define LLMC_OPS_MATMUL_DESCRIPTORS_CUH
 
 #include "llmc/device/cublaslt.cuh"
-#include "llmc/ops/common/fp8.h"
+#include "llmc/fp8/format.h"
 #include "llmc/ops/matmul/epilogue.cuh"
 #ifdef __CUDACC__
 

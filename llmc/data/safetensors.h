@@ -1,0 +1,410 @@
+/* Files of named tensors in the safetensors format, read and written.
+ *
+ *   8 bytes    n, the header's length, little-endian
+ *   n bytes    JSON: {"__metadata__": {string: string}, NAME: {"dtype", "shape", "data_offsets": [begin, end]}}
+ *   the rest   the tensors' bytes, row-major and little-endian, without overlap and without gaps
+ *
+ * Metadata {"a": "b"}, where b is a tensor and a is not, says that a is b: safetensors.torch.save_model stores a tensor
+ * that has several names once.
+ *
+ * The reader checks all of this before it returns a tensor, and dies naming the file and the tensor. The writer reports
+ * errors instead: a full disk must not end a run. After its first error it does nothing more, so it is enough to check
+ * the result of safetensors_writer_finish(). */
+#ifndef LLMC_DATA_SAFETENSORS_H
+#define LLMC_DATA_SAFETENSORS_H
+
+#include "llmc/base/json.h"
+
+enum { SAFETENSORS_MAX_HEADER = 100000000, SAFETENSORS_MAX_DIMS = 8, SAFETENSORS_CHUNK = 65536 };
+enum { SAFETENSORS_WRITE = 1 << 20, SAFETENSORS_FLUSH = 32 << 20 };  // bytes
+
+typedef struct {
+    const char* name;
+    const char* dtype;  // "F32", "BF16", ...
+    int element_size;   // bytes
+    int ndim;
+    uint64_t shape[SAFETENSORS_MAX_DIMS];
+    uint64_t elements;    // product of the shape; 1 for a scalar
+    uint64_t begin, end;  // byte offsets in the file (not in its data part)
+    const char* file;     // the file with the tensor
+    int fd;
+} SafeTensor;
+
+typedef struct SafeTensors {
+    char* file;
+    int fd;  // -1: the tensors are in shards (safetensors_index.h)
+    int count;
+    SafeTensor* tensors;  // [count] sorted by name
+    Json header;          // owns the names
+    struct SafeTensors* shards;
+    int shard_count;
+    size_t shard_capacity;
+} SafeTensors;
+
+// The dtype of `real` in a file.
+static inline const char* safetensors_real_dtype(void) { return sizeof(real) == 8 ? "F64" : "F32"; }
+
+// The name of a floating-point dtype in config.json.
+static inline const char* safetensors_dtype_name(const char* dtype) {
+    if (strcmp(dtype, "BF16") == 0) return "bfloat16";
+    if (strcmp(dtype, "F16") == 0) return "float16";
+    return strcmp(dtype, "F64") == 0 ? "float64" : "float32";
+}
+
+// Bytes of an element; 0 for an unknown dtype.
+static inline int safetensors_element_size(const char* dtype) {
+    static const char* const names[] = {"BOOL", "U8",  "I8",  "F8_E4M3", "F8_E5M2", "U16", "I16", "F16",
+                                        "BF16", "U32", "I32", "F32",     "U64",     "I64", "F64"};
+    static const int sizes[] = {1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8};
+    for (size_t i = 0; i < COUNT_OF(names); i++)
+        if (strcmp(names[i], dtype) == 0) return sizes[i];
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Reading
+
+static inline uint64_t safetensors_natural(const JsonNode* node, const char* file, const char* tensor,
+                                           const char* what) {
+    if (node->type != JSON_NUMBER || !node->is_integer || node->integer < 0)
+        die(USAGE, "%s: tensor \"%s\": its %s is not made of non-negative integers; the file is damaged", file, tensor,
+            what);
+    return (uint64_t)node->integer;
+}
+
+// One member of the header. `data` is where the data part begins, `size` its number of bytes.
+static inline SafeTensor safetensors_entry(const JsonNode* node, const char* file, uint64_t data, uint64_t size) {
+    SafeTensor t;
+    memset(&t, 0, sizeof(t));
+    t.name = node->key;
+    if (strlen(t.name) != node->key_length) die(USAGE, "%s: tensor \"%s\": its name contains \\u0000", file, t.name);
+    const JsonNode* dtype = json_get(node, "dtype");
+    const JsonNode* shape = json_get(node, "shape");
+    const JsonNode* offsets = json_get(node, "data_offsets");
+    if (node->type != JSON_OBJECT || node->count != 3 || !dtype || dtype->type != JSON_STRING || !shape ||
+        shape->type != JSON_ARRAY || !offsets || offsets->type != JSON_ARRAY || offsets->count != 2)
+        die(USAGE,
+            "%s: tensor \"%s\": its entry is not an object of a dtype, a shape and two data_offsets; the file "
+            "is damaged",
+            file, t.name);
+
+    t.dtype = dtype->string;
+    t.element_size = safetensors_element_size(t.dtype);
+    if (t.element_size == 0)
+        die(USAGE, "%s: tensor \"%s\": its dtype \"%s\" is unknown; save it as F32, F16 or BF16", file, t.name,
+            t.dtype);
+    if (shape->count > SAFETENSORS_MAX_DIMS)
+        die(USAGE, "%s: tensor \"%s\": %zu dimensions, but at most %d are supported", file, t.name, shape->count,
+            (int)SAFETENSORS_MAX_DIMS);
+    t.elements = 1;
+    int overflow = 0;
+    for (const JsonNode* n = shape->first; n; n = n->next) {
+        t.shape[t.ndim] = safetensors_natural(n, file, t.name, "shape");
+        overflow |= __builtin_mul_overflow(t.elements, t.shape[t.ndim++], &t.elements);
+    }
+    uint64_t bytes, begin, end;
+    overflow |= __builtin_mul_overflow(t.elements, (uint64_t)t.element_size, &bytes);
+    if (overflow)
+        die(USAGE, "%s: tensor \"%s\": its shape is beyond any file's size; the file is damaged", file, t.name);
+    begin = safetensors_natural(offsets->first, file, t.name, "data_offsets");
+    end = safetensors_natural(offsets->first->next, file, t.name, "data_offsets");
+    if (begin > end || end > size)
+        die(USAGE,
+            "%s: tensor \"%s\": bytes %llu to %llu are not inside the file's %llu bytes of data; it is truncated "
+            "or damaged",
+            file, t.name, (unsigned long long)begin, (unsigned long long)end, (unsigned long long)size);
+    if (end - begin != bytes)
+        die(USAGE,
+            "%s: tensor \"%s\": its shape and dtype need %llu bytes, but its data_offsets give it %llu; the file "
+            "is damaged",
+            file, t.name, (unsigned long long)bytes, (unsigned long long)(end - begin));
+    t.begin = data + begin;
+    t.end = data + end;
+    return t;
+}
+
+static inline int safetensors_compare_place(const void* left, const void* right) {
+    const SafeTensor *a = (const SafeTensor*)left, *b = (const SafeTensor*)right;
+    if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
+    return a->end < b->end ? -1 : a->end > b->end;
+}
+
+static inline int safetensors_compare_name(const void* left, const void* right) {
+    return strcmp(((const SafeTensor*)left)->name, ((const SafeTensor*)right)->name);
+}
+
+// No overlap and no gaps: each tensor begins where the one before it ends.
+static inline void safetensors_check_places(SafeTensors* st, uint64_t data, uint64_t file_size) {
+    uint64_t at = data;
+    qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), safetensors_compare_place);
+    for (int i = 0; i < st->count; i++) {
+        const SafeTensor* t = &st->tensors[i];
+        if (t->begin < at)
+            die(USAGE, "%s: tensor \"%s\": its bytes overlap those of \"%s\"; the file is damaged", st->file, t->name,
+                st->tensors[i - 1].name);
+        if (t->begin > at)
+            die(USAGE, "%s: tensor \"%s\": %llu bytes before it belong to no tensor; the file is damaged", st->file,
+                t->name, (unsigned long long)(t->begin - at));
+        at = t->end;
+    }
+    if (at != file_size)
+        die(USAGE, "%s: %llu bytes at its end belong to no tensor; the file is damaged", st->file,
+            (unsigned long long)(file_size - at));
+}
+
+static inline void safetensors_check_metadata(const SafeTensors* st, const JsonNode* node) {
+    if (node->type != JSON_OBJECT) die(USAGE, "%s: its __metadata__ is not an object of strings", st->file);
+    for (const JsonNode* m = node->first; m; m = m->next)
+        if (m->type != JSON_STRING)
+            die(USAGE, "%s: its __metadata__ has a value for \"%s\" that is not a string", st->file, m->key);
+}
+
+// The tensor with that name, or NULL.
+static inline const SafeTensor* safetensors_find(const SafeTensors* st, const char* name) {
+    SafeTensor key;
+    key.name = name;
+    if (st->count == 0) return NULL;
+    return (const SafeTensor*)bsearch(&key, st->tensors, (size_t)st->count, sizeof(key), safetensors_compare_name);
+}
+
+// Add an entry for each second name of a tensor.
+static inline void safetensors_add_aliases(SafeTensors* st, const JsonNode* metadata) {
+    int count = st->count;
+    for (const JsonNode* m = metadata ? metadata->first : NULL; m; m = m->next) {
+        const SafeTensor* stored = safetensors_find(st, m->string);
+        if (!stored || safetensors_find(st, m->key)) continue;
+        st->tensors[count] = *stored;
+        st->tensors[count++].name = m->key;
+    }
+    st->count = count;
+    qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), safetensors_compare_name);
+}
+
+static inline void safetensors_open(SafeTensors* st, const char* path) {
+    struct stat info;
+    unsigned char length[8];
+    char error[JSON_ERROR_SIZE];
+    memset(st, 0, sizeof(*st));
+    st->file = xprintf("%s", path);
+    st->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (st->fd < 0 || fstat(st->fd, &info) != 0)
+        die(USAGE, "%s: cannot be opened: %s; check the path and its permissions", path, strerror(errno));
+    if (!S_ISREG(info.st_mode)) die(USAGE, "%s: is not a regular file; give a .safetensors file", path);
+    uint64_t size = (uint64_t)info.st_size, n = 0;
+    if (size < sizeof(length))
+        die(USAGE, "%s: %llu bytes are too few for a safetensors file; it is truncated", path,
+            (unsigned long long)size);
+    if (pread_all(st->fd, length, sizeof(length), 0) != 0)
+        die(FAILED, "%s: cannot be read: %s", path, errno ? strerror(errno) : "it became shorter");
+    for (int i = 7; i >= 0; i--) n = n << 8 | length[i];
+    if (n > size - sizeof(length))
+        die(USAGE,
+            "%s: its header should have %llu bytes, but the file ends after %llu; it is truncated or not a "
+            "safetensors file",
+            path, (unsigned long long)n, (unsigned long long)(size - sizeof(length)));
+    if (n > SAFETENSORS_MAX_HEADER)
+        die(USAGE, "%s: its header of %llu bytes is above the format's limit of %d; it is not a safetensors file", path,
+            (unsigned long long)n, (int)SAFETENSORS_MAX_HEADER);
+
+    char* text = (char*)xmalloc((size_t)n + 1);
+    if (pread_all(st->fd, text, (size_t)n, sizeof(length)) != 0)
+        die(FAILED, "%s: cannot be read: %s", path, errno ? strerror(errno) : "it became shorter");
+    if (n == 0 || text[0] != '{') die(USAGE, "%s: its header is not a JSON object; it is not a safetensors file", path);
+    if (json_parse(&st->header, text, (size_t)n, error) != 0)
+        die(USAGE, "%s: its header is not valid JSON: %s; the file is damaged", path, error);
+    free(text);
+
+    uint64_t data = sizeof(length) + n;
+    const JsonNode* metadata = json_get(st->header.root, "__metadata__");
+    st->tensors = (SafeTensor*)xcalloc(st->header.root->count + (metadata ? metadata->count : 0), sizeof(SafeTensor));
+    for (const JsonNode* node = st->header.root->first; node; node = node->next) {
+        if (strcmp(node->key, "__metadata__") == 0) safetensors_check_metadata(st, node);
+        else st->tensors[st->count++] = safetensors_entry(node, path, data, size - data);
+    }
+    safetensors_check_places(st, data, size);
+    for (int i = 0; i < st->count; i++) st->tensors[i].file = st->file, st->tensors[i].fd = st->fd;
+    qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), safetensors_compare_name);
+    safetensors_add_aliases(st, metadata);
+}
+
+static inline void safetensors_close(SafeTensors* st) {
+    for (int i = 0; i < st->shard_count; i++) safetensors_close(&st->shards[i]);
+    if (st->fd >= 0) close(st->fd);
+    free(st->shards);
+    free(st->file);
+    free(st->tensors);
+    json_free(&st->header);
+    memset(st, 0, sizeof(*st));
+}
+
+// Read bytes first .. first + n - 1 of a tensor.
+static inline void safetensors_read_bytes(const SafeTensor* t, uint64_t first, size_t n, void* out) {
+    CHECK(first <= t->end - t->begin && n <= t->end - t->begin - first);
+    if (pread_all(t->fd, out, n, t->begin + first) != 0)
+        die(FAILED, "%s: tensor \"%s\": cannot be read: %s", t->file, t->name,
+            errno ? strerror(errno) : "the file became shorter while it was in use");
+}
+
+static inline real real_from_bf16(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float x;
+    memcpy(&x, &wide, sizeof(x));
+    return (real)x;
+}
+
+static inline real real_from_f16(uint16_t bits) {
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    double x;
+    if (exponent == 0) x = ldexp(fraction, -24);
+    else if (exponent == 31) x = fraction ? NAN : INFINITY;
+    else x = ldexp(fraction + 1024, exponent - 25);
+    return (real)(bits >> 15 ? -x : x);
+}
+
+// Convert n elements of a floating-point dtype at `in`, which may be unaligned.
+static inline void safetensors_convert(real* out, const char* in, size_t n, const char* dtype) {
+    if (strcmp(dtype, safetensors_real_dtype()) == 0) {
+        memcpy(out, in, n * sizeof(real));
+        return;
+    }
+    int is_f16 = strcmp(dtype, "F16") == 0, is_bf16 = strcmp(dtype, "BF16") == 0, is_f32 = strcmp(dtype, "F32") == 0;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half;
+        float single;
+        double wide;
+        if (is_f16 || is_bf16) {
+            memcpy(&half, in + 2 * i, sizeof(half));
+            out[i] = is_f16 ? real_from_f16(half) : real_from_bf16(half);
+        } else if (is_f32) {
+            memcpy(&single, in + 4 * i, sizeof(single));
+            out[i] = (real)single;
+        } else {
+            memcpy(&wide, in + 8 * i, sizeof(wide));
+            out[i] = (real)wide;
+        }
+    }
+}
+
+// Read elements first .. first + n - 1 of a tensor of F64, F32, F16 or BF16 as `real`. Ends with USAGE for other
+// dtypes.
+static inline void safetensors_read_real(const SafeTensor* t, uint64_t first, size_t n, real* out) {
+    size_t size = (size_t)t->element_size;
+    if (strcmp(t->dtype, "F64") != 0 && strcmp(t->dtype, "F32") != 0 && strcmp(t->dtype, "F16") != 0 &&
+        strcmp(t->dtype, "BF16") != 0)
+        die(USAGE, "%s: tensor \"%s\": its dtype is %s, but F64, F32, F16 or BF16 is needed", t->file, t->name,
+            t->dtype);
+    char* bytes = (char*)xmalloc(SAFETENSORS_CHUNK * size);
+    for (size_t done = 0; done < n; done += SAFETENSORS_CHUNK) {
+        size_t m = min_size(n - done, SAFETENSORS_CHUNK);
+        safetensors_read_bytes(t, (first + done) * size, m * size, bytes);
+        safetensors_convert(out + done, bytes, m, t->dtype);
+    }
+    free(bytes);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Writing: create; metadata and add for everything; begin; append the bytes in the order of add; finish
+
+typedef struct {
+    int fd;
+    int error;  // errno of the first failure, 0 so far
+    Text metadata, entries;
+    uint64_t expected, written;  // bytes of data
+    uint64_t bytes;              // of the whole file up to here
+    uint64_t flushed;            // of these, being written to the disk
+    uint32_t crc;                // of the whole file up to here
+    Crc32 table;
+} SafeTensorsWriter;
+
+static inline int safetensors_writer_result(SafeTensorsWriter* w) {
+    errno = w->error;
+    return w->error ? -1 : 0;
+}
+
+// Create or replace `path`. Like all of these functions, returns 0, or -1 with errno.
+static inline int safetensors_writer_create(SafeTensorsWriter* w, const char* path) {
+    memset(w, 0, sizeof(*w));
+    crc32_init(&w->table);
+    w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (w->fd < 0) w->error = errno;
+    return safetensors_writer_result(w);
+}
+
+static inline void safetensors_writer_metadata(SafeTensorsWriter* w, const char* key, const char* value) {
+    if (w->metadata.length) text_append(&w->metadata, ",", 1);
+    text_json_string(&w->metadata, key, strlen(key));
+    text_append(&w->metadata, ":", 1);
+    text_json_string(&w->metadata, value, strlen(value));
+}
+
+static inline void safetensors_writer_add(SafeTensorsWriter* w, const char* name, const char* dtype, int ndim,
+                                          const uint64_t* shape) {
+    uint64_t bytes = (uint64_t)safetensors_element_size(dtype);
+    CHECK(bytes > 0 && ndim >= 0 && ndim <= SAFETENSORS_MAX_DIMS);
+    text_append(&w->entries, ",", 1);
+    text_json_string(&w->entries, name, strlen(name));
+    text_printf(&w->entries, ":{\"dtype\":\"%s\",\"shape\":[", dtype);
+    for (int i = 0; i < ndim; i++) {
+        text_printf(&w->entries, "%s%llu", i ? "," : "", (unsigned long long)shape[i]);
+        bytes *= shape[i];
+    }
+    text_printf(&w->entries, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)w->expected,
+                (unsigned long long)(w->expected + bytes));
+    w->expected += bytes;
+}
+
+// Write in pieces: the checksum finds each piece in the cache, and the disk starts before the fsync at the end. Only
+// that fsync confirms that everything was written.
+static inline void safetensors_writer_write(SafeTensorsWriter* w, const void* bytes, size_t n) {
+    const char* p = (const char*)bytes;
+    for (size_t m; n && !w->error; p += m, n -= m) {
+        m = min_size(n, SAFETENSORS_WRITE);
+        if (write_all(w->fd, p, m) != 0) {
+            w->error = errno;
+            return;
+        }
+        w->crc = crc32_update(&w->table, w->crc, p, m);
+        w->bytes += m;
+        if (w->bytes - w->flushed < SAFETENSORS_FLUSH) continue;
+        sync_file_range(w->fd, (off_t)w->flushed, (off_t)(w->bytes - w->flushed), SYNC_FILE_RANGE_WRITE);
+        w->flushed = w->bytes;
+    }
+}
+
+// Write the header; spaces make its length a multiple of 8, so that the data is aligned.
+static inline int safetensors_writer_begin(SafeTensorsWriter* w) {
+    Text header = {NULL, 0, 0};
+    unsigned char length[8];
+    text_append(&header, "{", 1);
+    if (w->metadata.length) text_printf(&header, "\"__metadata__\":{%s}", w->metadata.text);
+    size_t skip = w->metadata.length ? 0 : 1;  // the comma before the first entry
+    if (w->entries.length) text_append(&header, w->entries.text + skip, w->entries.length - skip);
+    text_append(&header, "}", 1);
+    while (header.length % 8) text_append(&header, " ", 1);
+    for (int i = 0; i < 8; i++) length[i] = (unsigned char)((uint64_t)header.length >> (8 * i));
+    safetensors_writer_write(w, length, sizeof(length));
+    safetensors_writer_write(w, header.text, header.length);
+    free(header.text);
+    return safetensors_writer_result(w);
+}
+
+static inline int safetensors_writer_append(SafeTensorsWriter* w, const void* bytes, size_t n) {
+    safetensors_writer_write(w, bytes, n);
+    w->written += n;
+    return safetensors_writer_result(w);
+}
+
+// Flush to the disk and close. Call it after an error, too. w->crc and w->bytes are then those of the file.
+static inline int safetensors_writer_finish(SafeTensorsWriter* w) {
+    if (!w->error) CHECK(w->written == w->expected);
+    if (!w->error && fsync(w->fd) != 0) w->error = errno;
+    if (w->fd >= 0 && close(w->fd) != 0 && !w->error) w->error = errno;
+    w->fd = -1;
+    free(w->metadata.text);
+    free(w->entries.text);
+    memset(&w->metadata, 0, sizeof(w->metadata));
+    memset(&w->entries, 0, sizeof(w->entries));
+    return safetensors_writer_result(w);
+}
+
+#endif

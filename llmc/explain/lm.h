@@ -1,0 +1,64 @@
+/* --explain for a language model: every token is predicted from its predecessors. */
+#ifndef LLMC_EXPLAIN_LM_H
+#define LLMC_EXPLAIN_LM_H
+
+#include "llmc/explain/run.h"
+#include "llmc/run/lm_input.h"
+#include "llmc/run/run.h"
+#include "llmc/use/generate.h"
+
+// Append the rows of --generate and --explain. Returns the new count.
+static inline int explain_lm_rows(ExplainSettings* s, GenerateSettings* g, Flag* table, int count) {
+    return explain_rows(s, table, generate_rows(g, table, count),
+                        "Do not train: write OUT/explain/explain.html, a page of what -e computes for this text "
+                        "(@FILE: for that of a file or a pipe; -: of standard input).");
+}
+
+// Check --explain and --generate. Returns whether the run trains or evaluates.
+static inline int explain_lm_check(const ExplainSettings* s, const GenerateSettings* g, Run* r) {
+    const int trains = generate_check(g, &r->settings, r->flags, r->flag_count);
+    return !explain_check(s, &r->settings, r->flags, r->flag_count) && trains;
+}
+
+// Read the text for a model of V tokens and `most` positions. Returns its number of tokens.
+static inline int explain_lm_open(Explanation* e, const ExplainSettings* s, Run* r, int V, int most) {
+    const Session* session = &r->session;
+    size_t length;
+    int count, *ids;
+    Bpe bpe;
+    explain_check_model(e, s, r);
+    char* text = explain_read_text(s, &length);
+    generation_open_encoder(&bpe, "--explain", session);
+    count = (int)bpe_encode(&ids, &bpe, text, length, AS_TOKEN);
+    bpe_free(&bpe);
+    generation_check_tokens(ids, (size_t)count, "--explain", session, V);
+    if (count > most) die(USAGE, "--explain: the text has %d tokens; the model takes %d", count, most);
+    explain_alloc_text(&e->text, count, count);
+    for (int i = 0; i < count; i++) {
+        e->text.tokens[i] = ids[i], e->text.rows[i] = i;
+        e->text.targets[i] = i + 1 < count ? ids[i + 1] : -1;
+    }
+    e->labels = count - 1;
+    if (!e->labels) e->why_no_loss = "the text is one token, so there is no next one to predict";
+    e->vocabulary.bytes = &session->tokenizer;
+    free(ids), free(text);
+    return count;
+}
+
+// Upload the text and plan what to record. The model's buffers must be allocated.
+static inline Sequences explain_lm_load(Explanation* e, LmInput* in, const ModelBuffers* b, ExplainSizes sizes,
+                                        Context* ctx) {
+    ExplainText* t = &e->text;
+    sizes.T = t->T, sizes.is_causal = 1;
+    explain_record_open(&e->record, b, sizes);
+    explain_record_add(&e->record, PRE_NORM_FORWARD, COUNT_OF(PRE_NORM_FORWARD));
+    if (e->why_no_loss) explain_record_add(&e->record, PRE_NORM_LOSS_ONLY, COUNT_OF(PRE_NORM_LOSS_ONLY));
+    else explain_record_add(&e->record, PRE_NORM_BACKWARD, COUNT_OF(PRE_NORM_BACKWARD));
+    explain_check_directory(e);
+    staging_upload(&in->staging, in->targets, t->targets, (size_t)t->T * sizeof(int), ctx);
+    Sequences s = lm_input_text(in, t->tokens, t->T, 0, ctx);
+    explain_begin(e, ctx);
+    return s;
+}
+
+#endif
