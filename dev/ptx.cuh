@@ -1,5 +1,5 @@
 /* PTX instructions for clusters of blocks, stores by TMA and kernels that begin early, which no op of llmc needs: one
- * instruction per function, as in llmc/device/ptx. The recommenders and the ladder use them.
+ * instruction per function, as in llmc/device/ptx and llmc/hopper. The recommenders and the ladder use them.
  * Source: PTX ISA, sections on mbarrier, barrier.cluster, griddepcontrol and cp.async.bulk.tensor. */
 #ifndef DEV_PTX_CUH
 #define DEV_PTX_CUH

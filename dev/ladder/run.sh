@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.." || exit 2
 if [ "${1:-}" = --source ]; then
     gpu=$(grep -l '^op .* gpu$' dev/ladder/*/rungs.txt)
     for list in $gpu; do echo "#include \"$(awk '$1 == "op" {print $3}' "$list")\""; done
-    printf '#include "llmc/device/ptx/%s.cuh"\n' mbarrier mma tma wgmma
+    printf '#include "llmc/%s.cuh"\n' device/ptx/mma hopper/{mbarrier,tma,wgmma}
     for list in $gpu; do
         for name in $(awk '$1 !~ /^(#|op|shipped)/ {print $1}' "$list"); do
             printf '#undef %s\n' LADDER_ABOVE LADDER_FUSED LADDER_MMA LADDER_WGMMA

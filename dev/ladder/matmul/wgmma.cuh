@@ -8,7 +8,7 @@
  * a phase when its tiles have arrived, `empty` when all eight warps have read them. Two blocks fit on a
  * multiprocessor: one multiplies while the other writes its outputs.
  *
- * For sm_90a, and rows of whole 16-byte vectors; others take the rung above. See llmc/device/ptx/ for the
+ * For sm_90a, and rows of whole 16-byte vectors; others take the rung above. See llmc/hopper/ for the
  * instructions. */
 #ifndef LADDER_ABOVE
 #define LADDER_ABOVE
