@@ -183,6 +183,17 @@ elif faults=$(python3 dev/mutants.py --check 2>&1); then ok; else fail "$faults"
 if ! command -v python3 >/dev/null; then echo "skip links of the documentation: python3 was not found"
 elif ! git rev-parse --git-dir >/dev/null 2>&1; then echo "skip links of the documentation: this is not a clone"
 elif broken=$(python3 dev/check_docs.py 2>&1); then ok; else fail "links or names in the documentation:"; echo "$broken"; fi
+# --- a plain training step: files and lines that hold its functions, their density, functions in rooms. Only better.
+corridor() {
+    local measured
+    if measured=$(python3 dev/corridor.py "$@"); then ok; else fail "a plain step needs more:"; fi
+    echo "$measured"
+}
+if ! command -v python3 >/dev/null || ! command -v gcov >/dev/null; then echo "skip corridor: python3 or gcov was not found"
+else
+    corridor train_gpt2.cu 59 11979 20 12
+    corridor train_bert.cu 64 13273 20 12
+fi
 # --- sizes: every folder within its cap of dev/budgets.txt, which only goes down
 if git rev-parse --git-dir >/dev/null 2>&1; then
     while read -r count folder; do

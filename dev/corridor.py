@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Measure what one plain training step runs: functions, their lines, and the files that hold them.
+
+    python3 dev/corridor.py [--list] PROGRAM.cu [FILES LINES DENSITY ROOMS]
+
+Builds the CPU program with gcc's --coverage, trains 3 and then 4 steps, and takes the functions that ran more often in
+the second run. Prints one line: the functions and their lines, the files that hold them and all of their lines, the
+percentage of these lines that ran (density), the functions in rooms (a plain step needs none of them), and the files
+and lines that the program includes in all. --list prints the functions by file, too. With four numbers, the exit status
+is 1 if a step needs more files or lines, a lower density, or more functions in rooms.
+"""
+import gzip, json, os, re, subprocess, sys, tempfile
+
+CORE = {"base", "data", "device", "dist", "model", "ops", "optim", "run"}  # and bert/ for train_bert.cu
+FLAGS = "-b 2 -t 32 -v 0 -n 0 -s 0".split() + ["-e", "L=2,C=32,NH=2,T=32", "-o", ""]
+
+
+def compile_command(source):
+    return ["gcc", "-x", "c", "-std=c11", "-D_GNU_SOURCE", "-I.", "-Ibuild", "-fopenmp", "-w", source]
+
+
+def count_calls(program, folder, steps):
+    """{(file, function): (calls, first line, last line)} of a run of `steps` steps."""
+    for name in os.listdir(folder):
+        if name.endswith((".gcda", ".gcov.json.gz")):
+            os.remove(os.path.join(folder, name))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([program, *FLAGS, "-x", str(steps)], check=True, stdout=subprocess.DEVNULL, env=environment)
+    notes = [name for name in os.listdir(folder) if name.endswith(".gcda")]
+    subprocess.run(["gcov", "--json-format", *notes], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    calls = {}
+    for name in os.listdir(folder):
+        if name.endswith(".gcov.json.gz"):
+            for file in json.load(gzip.open(os.path.join(folder, name)))["files"]:
+                for f in file["functions"]:
+                    if "_omp_fn" not in f["name"] and not file["file"].startswith("/"):
+                        calls[file["file"], f["name"]] = f["execution_count"], f["start_line"], f["end_line"]
+    return calls
+
+
+def count_lines(path):
+    with open(path, encoding="utf-8") as f:
+        return sum(1 for _ in f)
+
+
+def main():
+    words = [word for word in sys.argv[1:] if word != "--list"]
+    source, limits = words[0], [int(word) for word in words[1:]]
+    with tempfile.TemporaryDirectory() as folder:
+        program = os.path.join(folder, "train")
+        subprocess.run([*compile_command(source), "-O0", "--coverage", "-o", program, "-lm", "-pthread"], check=True)
+        three = count_calls(program, folder, 3)
+        four = count_calls(program, folder, 4)
+    functions, run = {}, {}
+    for (path, name), (calls, first, last) in sorted(four.items()):
+        if calls > three.get((path, name), (0,))[0]:
+            functions.setdefault(path, []).append(name)
+            run.setdefault(path, set()).update(range(first, last + 1))
+    if "--list" in sys.argv:
+        for path, names in functions.items():
+            print(f"{path} ({len(run[path])} of {count_lines(path)}): {' '.join(names)}")
+    read = sum(count_lines(path) for path in run)
+    ran = sum(len(lines) for lines in run.values())
+    core = CORE | {"bert"} if source == "train_bert.cu" else CORE
+    rooms = [name for path in functions if path.startswith("llmc/") and path.split("/")[1] not in core
+             for name in functions[path]]
+    rule = subprocess.run([*compile_command(source), "-MM"], check=True, capture_output=True, text=True).stdout
+    included = set(re.findall(r"\S+\.(?:h|cuh|cu)\b", rule))
+    print(f"{source}: {sum(map(len, functions.values()))} functions of {ran} lines, in {len(run)} files of {read} lines, "
+          f"density {100 * ran / read:.0f} %; {len(rooms)} functions in rooms; "
+          f"{len(included)} files of {sum(map(count_lines, included))} lines included")
+    if limits and (len(run) > limits[0] or read > limits[1] or 100 * ran / read < limits[2] or len(rooms) > limits[3]):
+        print(f"more than allowed ({limits[0]} files, {limits[1]} lines, density {limits[2]} %, {limits[3]} in rooms:"
+              f" {' '.join(rooms)})")
+        return 1
+    return 0
+
+
+sys.exit(main())
