@@ -284,7 +284,7 @@ static void validate(Trainer* t, Log* log) {
         forward_task(m, &in, &r->ctx);
         task_evaluation_take(&e, outputs, &r->ctx);
     }
-    task_evaluation_end(&e, t->task.predictions, &r->session, log);
+    task_evaluation_end(&e, t->task.predictions, r, log);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ static void open_model(Trainer* t) {
     const Settings* s = &r->settings;
     ModelBuffers* buffers = &t->model.encoder.buffers;
     run_find_model(r, "", "");
-    fill_mask_find_words(&t->data.words, &r->session, r->directory, r->data_directory);
+    fill_mask_find_words(&t->data.words, r, r->directory, r->data_directory);
     Config config = config_find(r->directory, s, &t->data.words);
     if (r->directory) t->examples.classes = task_find_names(&t->examples.names, r->directory, &t->task);
     int K = task_outputs(&t->task, t->examples.classes), T;
@@ -336,9 +336,9 @@ static void open_data(Trainer* t, TaskData* data) {
                    e->config.V, e->T, r->group.rank == 0);
     t->data.examples = &data->train, t->data.seed = (uint64_t)s->seed, t->data.shuffle = s->shuffle;
     if (s->evaluate && !data->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    if (data->train.count) session_check_data(&r->session, examples_fingerprint(&data->train), r->train_pattern);
+    if (data->train.count) run_check_data(r, examples_fingerprint(&data->train), r->train_pattern);
     run_check_ranks(r, task_config_write(&t->model, &data->names), data->has_val, examples_fingerprint(&data->val));
-    session_set_last(&r->session, (uint64_t)data->train.count);
+    run_set_last(r, (uint64_t)data->train.count);
 }
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.

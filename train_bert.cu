@@ -24,7 +24,7 @@
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/run/run.h"
-#include "llmc/run/steps.h"  // a step: all-reduce, update, log
+#include "llmc/run/step.h"  // a step: all-reduce, update, log
 
 // ---------------------------------------------------------------------------------------------------------
 // Parameters. A linear layer's weight is [out, in], in memory and in files. Q, K and V are three adjacent tensors. qkv
@@ -631,7 +631,7 @@ static void validate(Run* r, Model* m, MlmSource* data, const MultipleChoice* se
     MlmEvaluation e = mlm_evaluation_begin(r, data, set, m->B);
     while (mlm_evaluation_next(&e, r, data, (int)stop_signal))
         evaluate_batch(m, &e.in, (MlmScales){.masked = 1, .next = 1}, e.share.mode, &r->ctx);
-    mlm_evaluation_end(&e, &r->session, log, m->a.loss, m->a.correct, m->config.next);
+    mlm_evaluation_end(&e, r, log, m->a.loss, m->a.correct, m->config.next);
 }
 
 // Predict the masked tokens of `text`, or of a held-out sequence if it is NULL, and show them.
@@ -640,7 +640,7 @@ static void fill_mask(Run* r, Model* m, MlmSource* data, const char* text) {
     else mlm_batch_build(&data->batches[0], &data->val, 0, 1);
     MlmInput in = mlm_load(&data->loader, &data->batches[0], &r->ctx);
     forward(m, &in, &r->ctx);
-    fill_mask_show(&r->session, &data->words, &data->batches[0], m->a.logits, m->config.V, m->Vp);
+    fill_mask_show(r, &data->words, &data->batches[0], m->a.logits, m->config.V, m->Vp);
 }
 
 // --embed: write one vector per line of a text file.
@@ -682,7 +682,7 @@ static int settings_flags(Trainer* t) {
 // Find the model, plan its tensors and memory, and allocate its batches.
 static void open_model(Run* r, Model* m, MlmSettings* s, MlmSource* source, Explanation* e) {
     run_find_model(r, "--phase2", s->phase2);
-    fill_mask_find_words(&source->words, &r->session, r->directory, r->data_directory);
+    fill_mask_find_words(&source->words, r, r->directory, r->data_directory);
     Config c = config_find(r->directory, &r->settings, &source->words);
     embed_check_model(s, r->weights, r->group.size);
     c.next = explain_mlm_has_next(e, &s->explain, r->weights, s->next_sentence);
@@ -730,12 +730,12 @@ int main(int argc, char** argv) {
         double most = (double)m->T * run_step_sequences(r);  // tokens in a step
         for (int v = run_begin(r, data->train.text.files.tokens, "at most ", most); v; v = run_average(r))
             validate(r, m, data, NULL, &r->log);
-        for (int i = multiple_choice_first_missing(choices, &r->session, &r->log); i < choices->count; i++)
+        for (int i = multiple_choice_first_missing(choices, r); i < choices->count; i++)
             validate(r, m, data, &choices->set[i], &r->log);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(r, m, data, (LossMean)t->mlm.loss_mean);
-            int text = r->has_val && session_is_due(&r->session, t->mlm.sample_every, 1);
-            int scores = multiple_choice_due(choices, &r->session);
+            int text = r->has_val && run_is_due(r, t->mlm.sample_every, 1);
+            int scores = multiple_choice_due(choices, r);
             for (int v = run_end_step(r, scores || text); v; v = run_average(r)) validate(r, m, data, NULL, &r->log);
             for (int i = 0; i < scores; i++) validate(r, m, data, &choices->set[i], &r->log);
             if (text && r->group.rank == 0) fill_mask(r, m, data, NULL);

@@ -17,7 +17,7 @@
 #include "llmc/ops/gelu.h"
 #include "llmc/run/lm_input.h"    // token batches on the device
 #include "llmc/run/run.h"         // opens, steps and closes a run
-#include "llmc/run/steps.h"       // a step: all-reduce, update, log
+#include "llmc/run/step.h"        // a step: all-reduce, update, log
 #include "llmc/run/vocabulary.h"  // token shards, their batches, their tokenizer
 #include "llmc/use/decode.h"
 #include "llmc/use/generate.h"         // text generation from a prompt
@@ -532,7 +532,7 @@ static void validate(Run* r, Model* m, LmData* data, Log* log) {
         lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->val, share.first, &r->ctx);
         evaluate_batch(m, share.count, scale, share.mode, &r->ctx);
     }
-    session_show_validation(&r->session, log, share.count ? model_loss(m, &r->ctx) : 0, &share);
+    run_show_validation(r, log, share.count ? model_loss(m, &r->ctx) : 0, &share);
     if (!share.is_stopped && !has_dropout(&m->config)) val_entropy_print(&data->val_entropy, share.sequences, m->T);
 }
 
@@ -557,7 +557,7 @@ static void validate_choices(Run* r, Model* m, const MultipleChoice* set, Log* l
     }
     MultipleChoiceResult result = multiple_choice_result(&e, &r->group);
     multiple_choice_evaluation_close(&e);
-    if (!group_any(&r->group, stop_signal != 0)) multiple_choice_show(&r->session, log, set, result);
+    if (!group_any(&r->group, stop_signal != 0)) multiple_choice_show(r, log, set, result);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -578,7 +578,7 @@ static void predict_next(Model* m, Window w, Context* ctx) {
 // Generate text number `number`: the prompt and up to `tokens` tokens. A signal ends it early.
 static void write_text(Run* r, Model* m, Generation* g, int number, int tokens) {
     HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
-    generation_begin(g, &r->session, number);
+    generation_begin(g, r, number);
     for (int i = 0; i < tokens && !stop_signal && !g->is_over; i++) {
         group_begin_work(&r->group);
         predict_next(m, generation_window(g), &r->ctx);
@@ -591,7 +591,7 @@ static void write_text(Run* r, Model* m, Generation* g, int number, int tokens) 
 // Print the model's current continuation of the prompt, and save it in OUT/sample.txt.
 static void sample(Run* r, Model* m, Generation* g, int tokens) {
     write_text(r, m, g, 0, tokens);
-    generation_show(g, &r->session);
+    generation_show(g, r);
 }
 
 // --generate: print the texts and the speed.
@@ -599,9 +599,9 @@ static void generate(Run* r, Model* m, Generation* g, const GenerateSettings* s)
     double start = now_seconds();
     for (int number = 0; number < s->samples && !stop_signal; number++) {
         write_text(r, m, g, number, s->generate);
-        generation_print(g, &r->session, number);
+        generation_print(g, r, number);
     }
-    generation_print_speed(g, &r->session, now_seconds() - start);
+    generation_print_speed(g, r, now_seconds() - start);
 }
 
 // --explain: run the text forward and backward. Then apply the head to the input of each layer (the logit lens).
@@ -646,10 +646,10 @@ static int settings_flags(Trainer* t) {
 
 // The configuration of the model at r->source.
 static Config find_config(Run* r) {
-    char* sizes = session_find_llmc(r->source, &r->directory, &r->weights);
+    char* sizes = find_llmc_model(r->source, &r->directory, &r->weights);
     char* path = r->directory && !sizes ? xprintf("%s/config.json", r->directory) : NULL;
-    session_find_tokenizer(&r->session, r->directory, r->data_directory);
-    int data_V = r->session.tokenizer.size ? r->session.tokenizer.size : 50257;
+    run_find_tokenizer(r, r->directory, r->data_directory);
+    int data_V = r->tokenizer.size ? r->tokenizer.size : 50257;
     Config c = path ? config_read(path) : config_from_descriptor(sizes ? sizes : r->source, data_V);
     if (r->weights && c.tied) c.tied = weights_tie(r->weights, "transformer.", HEAD, 1, r->group.rank == 0);
     if (r->settings.dropout >= 0) c.embedding_dropout = c.attention_dropout = c.residual_dropout = r->settings.dropout;
@@ -665,7 +665,7 @@ static void open_model(Trainer* t) {
     Config config = find_config(r);
     int T = run_sequence_length(r, config.T), has_cache = attention_decode_takes(config.C / config.NH);
     int recompute = explain_recompute(&t->explain, &r->settings);
-    generation_open(&t->text, &t->generate, &r->session, T, config.V, has_cache);
+    generation_open(&t->text, &t->generate, r, T, config.V, has_cache);
     if (explain_is_asked(&t->explain)) T = explain_lm_open(&t->explanation, &t->explain, r, config.V, T);
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);) {
         model_plan(m, config, search.B, T, recompute, t->doc_mask);
@@ -677,18 +677,18 @@ static void open_data(Trainer* t) {
     Run* r = &t->run;
     const Config* c = &t->model.config;
     LmData* data = &t->data;
-    int end_of_text = session_end_of_text(&r->session, c->V);
+    int end_of_text = run_end_of_text(r, c->V);
     int cuts = t->doc_mask ? end_of_text : NO_CUTS;
     lm_data_open(data, r->train_pattern, r->val_pattern, t->model.B, t->model.T, c->V, (uint64_t)r->settings.seed,
                  r->settings.shuffle ? SHUFFLED : IN_ORDER, r->group.size, cuts, &r->ctx);
     multiple_choice_sets_open(&t->choices, c->V, t->model.T, &r->group);
     if (r->settings.evaluate && !data->has_val && !t->choices.count)
         die(USAGE, "--evaluate 1 needs validation data or multiple-choice sets; name them with -j or --choices");
-    session_check_data(&r->session, shards_fingerprint(&data->train_shards), r->train_pattern);
-    Text config = config_write(c, end_of_text, session_eos(&r->session, c->V, end_of_text));
+    run_check_data(r, shards_fingerprint(&data->train_shards), r->train_pattern);
+    Text config = config_write(c, end_of_text, run_eos(r, c->V, end_of_text));
     run_check_ranks(r, config, data->has_val, data->has_val ? shards_fingerprint(&data->val_shards) : 0);
-    vocabulary_check(&r->session, data, c->V);
-    session_set_last(&r->session, batch_lm_windows(&data->train));
+    vocabulary_check(r, data, c->V);
+    run_set_last(r, batch_lm_windows(&data->train));
 }
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
@@ -722,12 +722,12 @@ int main(int argc, char** argv) {
         double tokens = step_work(m, run_step_sequences(r)).tokens;
         for (int v = run_begin(r, t->data.train_shards.tokens, "", tokens); v; v = run_average(r))
             validate(r, m, &t->data, &r->log);
-        for (int i = multiple_choice_first_missing(choices, &r->session, &r->log); i < choices->count; i++)
+        for (int i = multiple_choice_first_missing(choices, r); i < choices->count; i++)
             validate_choices(r, m, &choices->set[i], &r->log);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(r, m, &t->data);
-            int scores = multiple_choice_due(choices, &r->session);
-            int text = session_is_due(&r->session, t->generate.sample_every, 1);
+            int scores = multiple_choice_due(choices, r);
+            int text = run_is_due(r, t->generate.sample_every, 1);
             for (int v = run_end_step(r, scores || text); v; v = run_average(r)) validate(r, m, &t->data, &r->log);
             for (int i = 0; i < scores; i++) validate_choices(r, m, &choices->set[i], &r->log);
             if (text && r->group.rank == 0) sample(r, m, &t->text, t->generate.sample_tokens);

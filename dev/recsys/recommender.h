@@ -62,8 +62,7 @@ static void trainer_open(Trainer* t, int argc, char** argv, const char* usage) {
     if (r->group.size > 1)
         checkpoint_die(&r->group, USAGE, "%d ranks: a recommender trains on one; start it without mpirun",
                        r->group.size);
-    if (s->evaluate && !r->session.checkpoint)
-        die(USAGE, "--evaluate 1: needs a trained model; name its run with -y 1 -o DIR");
+    if (s->evaluate && !r->checkpoint) die(USAGE, "--evaluate 1: needs a trained model; name its run with -y 1 -o DIR");
     open_data(t);
     t->epoch_steps = t->samples / (uint64_t)s->B;  // the last part of a batch is dropped
     if (!t->epoch_steps) die(USAGE, "-b %d: an epoch has %llu samples", s->B, (unsigned long long)t->samples);
@@ -89,9 +88,9 @@ static void trainer_open(Trainer* t, int argc, char** argv, const char* usage) {
         die(USAGE,
             "the run needs %.1f MiB, but %.1f MiB are available; choose a smaller -e or -b (-x 0 prints the plan)",
             needed, available);
-    session_check_data(&r->session, t->data.fingerprint, recommender_data(s));
+    run_check_data(r, t->data.fingerprint, recommender_data(s));
     run_check_ranks(r, config_text(t), t->data.held_out != 0, t->data.fingerprint);  // samples, or an item of each user
-    session_set_last(&r->session, t->epoch_steps * (uint64_t)s->B);
+    run_set_last(r, t->epoch_steps * (uint64_t)s->B);
     run_alloc(r, &m->buffers);
     model_alloc(m, &r->ctx);
     batch_loader_open(&t->loader, &t->data, s->B, &r->ctx);
@@ -133,7 +132,7 @@ static int recommender_main(int argc, char** argv, const char* usage, const char
         validate(t, NULL);
     } else {
         run_begin(r, t->samples, "", r->settings.B);
-        if (run_is_missing(r, score)) validate(t, &r->log);
+        if (run_lacks_validation(r, score)) validate(t, &r->log);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(t);
             if (run_end_step(r, 0)) validate(t, &r->log);

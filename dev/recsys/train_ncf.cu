@@ -326,7 +326,7 @@ static void train_samples(Trainer* t, uint64_t epoch, uint64_t first) {
     Model* m = &t->model;
     EpochDraws draws = epoch_draws(t->negatives, (NegativePool)t->negative_pool, m->config.seed, epoch);
     Batch batch = batch_draw(&t->loader, draws, first, m->B, &r->ctx);
-    train_batch(m, &r->optimizer, &batch, m->buffers.dropout.step, optimizer_settings(&r->session, r->lr), &r->ctx);
+    train_batch(m, &r->optimizer, &batch, m->buffers.dropout.step, run_optimizer_settings(r), &r->ctx);
 }
 
 // Rank each user's held-out item among its rivals.
@@ -356,14 +356,14 @@ static void validate(Trainer* t, Log* log) {
     if (log) {
         Text line = {NULL, 0, 0};
         text_append(&line, "{", 1);
-        json_put_integer(&line, "step", r->session.step);
+        json_put_integer(&line, "step", r->step);
         log_put(&line, "hr_at_10", hr, 6), log_put(&line, "ndcg_at_10", ndcg, 6);
         json_put_integer(&line, "eval_negatives", t->eval_negatives);
         json_put_string(&line, "eval_pool", pool);
         text_append(&line, "}", 1);
         log_line(log, &line);
         free(line.text);
-        log_print_step(r->session.step, r->session.last);
+        log_print_step(r->step, r->last);
     }
     printf("HR@10 %.4f, NDCG@10 %.4f with %d negatives, pool %s\n", hr, ndcg, t->eval_negatives, pool);
 }

@@ -108,41 +108,41 @@ static void fuzz_evaluate(int argc, char** argv) {
     free(r);
 }
 
-static void fuzz_check_session(const Trainer* r) {
-    const Session* s = &r->run.session;
+static void fuzz_check_run(const Trainer* r) {
+    const Run* s = &r->run;
+    const LossScale* scale = &s->restored.scale;
     int64_t rows = (int64_t)r->model.B * r->run.micro_steps;
     if ((int64_t)s->consumed < 0 || s->step < 0) fuzz_broken("%lld samples", (long long)s->consumed);
     if (r->run.micro_steps < 1 || rows != s->step_sequences)
         fuzz_broken("%d micro-batches of %d make %lld sequences", r->run.micro_steps, r->model.B,
                     (long long)s->step_sequences);
-    if (!(s->scale.scale >= 0) || !isfinite((double)s->scale.scale) || s->scale.good < 0 || s->scale.updates < 0)
-        fuzz_broken("loss scale %g, %lld updates", (double)s->scale.scale, (long long)s->scale.updates);
+    if (!(scale->scale >= 0) || !isfinite((double)scale->scale) || scale->good < 0 || scale->updates < 0)
+        fuzz_broken("loss scale %g, %lld updates", (double)scale->scale, (long long)scale->updates);
 }
 
 // Train `steps` steps as main() does, without the matmul that measures peak flops. Save a checkpoint after each step if
 // the flags ask for it.
 static Trainer* fuzz_steps(int argc, char** argv, int64_t steps, int limit) {
     Trainer* r = (Trainer*)xcalloc(1, sizeof *r);
-    Session* session = &r->run.session;
+    Run* run = &r->run;
     trainer_open(r, argc, argv);
     fuzz_check_plan(r);
-    fuzz_check_session(r);
-    session_begin(session, &r->run.log);
-    steps_begin(&r->run.steps, session, &r->run.grad_sync);
-    r->run.schedule = session_schedule(session);
-    int64_t last = session->last < session->step + steps ? session->last : session->step + steps;
-    if ((int64_t)r->model.N * r->run.micro_steps > limit) last = session->step;
-    while (session->step < last) {
+    fuzz_check_run(r);
+    run_open_directory(run);
+    run_begin_steps(run);
+    int64_t last = run->last < run->step + steps ? run->last : run->step + steps;
+    if ((int64_t)r->model.N * run->micro_steps > limit) last = run->step;
+    while (run->step < last) {
         fuzz_step(r);
-        run_end_step(&r->run, 1);
-        if (steps > 1 && r->run.checkpoint_is_due && run_save(&r->run) != 0) fuzz_broken("a checkpoint was not saved");
+        run_end_step(run, 1);
+        if (steps > 1 && run->checkpoint_is_due && run_save(run) != 0) fuzz_broken("a checkpoint was not saved");
     }
     return r;
 }
 
 static void fuzz_train(int argc, char** argv, int64_t steps, int limit) {
     Trainer* r = fuzz_steps(argc, argv, steps, limit);
-    if (steps > 1 && session_finish_save(&r->run.session) != 0) fuzz_broken("a checkpoint was not saved");
+    if (steps > 1 && run_finish_save(&r->run) != 0) fuzz_broken("a checkpoint was not saved");
     fuzz_close(r);
     free(r);
 }
@@ -150,8 +150,7 @@ static void fuzz_train(int argc, char** argv, int64_t steps, int limit) {
 // The optimizer state that two ranks with -z 1 would save in this run.
 static void fuzz_write_shards(int argc, char** argv, const char* directory) {
     Trainer* r = fuzz_steps(argc, argv, 0, 0);
-    Checkpoints c =
-        session_checkpoints(&r->run.session, &r->model.buffers.table, r->model.buffers.params, &r->run.optimizer);
+    Checkpoints c = run_checkpoints(&r->run);
     size_t half = round_up(r->model.buffers.table.elements / 2, TENSOR_ALIGNMENT);
     FileDigest digest;
     for (int rank = 0; rank < 2; rank++) {

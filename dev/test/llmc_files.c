@@ -39,7 +39,7 @@ static Bench* bench_of_directory(const char* directory) {
 }
 
 static Bench* bench_of_file(const char* file) {
-    char *directory, *weights, *sizes = session_find_llmc(file, &directory, &weights);
+    char *directory, *weights, *sizes = find_llmc_model(file, &directory, &weights);
     if (!sizes) die(FAILED, "%s: was not taken for a checkpoint of llm.c", file);
     Bench* b = bench_make(config_from_descriptor(sizes, 0), weights);
     free(directory), free(weights), free(sizes);
@@ -153,7 +153,7 @@ static void expect_end(Tests* t, int status, const char* name, const char* messa
 
 static void open_weights(const char* file) {
     char *directory, *weights;
-    char* sizes = session_find_llmc(file, &directory, &weights);
+    char* sizes = find_llmc_model(file, &directory, &weights);
     if (!sizes) die(FAILED, "%s: was not taken for a checkpoint of llm.c", file);
     free(directory), free(weights), free(sizes);
 }
@@ -287,7 +287,7 @@ static char* put_tokens(const Tests* t, uint32_t version, uint32_t count, uint32
 
 static void open_tokens(const char* file) {
     Tokenizer k;
-    char* directory = session_directory_of(file);
+    char* directory = directory_of(file);
     if (tokenizer_open(&k, directory) != 0) die(FAILED, "%s: no tokenizer", file);
     tokenizer_free(&k);
     free(directory);

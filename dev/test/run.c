@@ -160,7 +160,7 @@ __attribute__((noreturn)) static inline void test_exit(const ProcessGroup* group
 #include "llmc/model/config.h"
 #include "llmc/profile/profiler.h"
 #include "llmc/run/settings.h"
-#include "llmc/run/steps.h"
+#include "llmc/run/step.h"
 #include "llmc/use/generate.h"
 
 // ---------------------------------------------------------------------------------------------------------
@@ -554,24 +554,23 @@ static void test_settings(Tests* t) {
 // Settings on their way to the optimizer
 
 static void test_update_settings(Tests* t) {
-    Settings s;
-    Session session;
-    memset(&s, 0, sizeof s), memset(&session, 0, sizeof session);
-    s.beta1 = 0.1, s.beta2 = 0.2, s.eps = 0.3, s.weight_decay = 0.4, s.clip = 0.5, s.lr = 0.6;
-    session.settings = &s;
-    OptimizerSettings o = optimizer_settings(&session, 0.7);  // the schedule's rate, not the peak
+    static Run r;
+    Settings* s = &r.settings;
+    memset(&r, 0, sizeof r);
+    s->beta1 = 0.1, s->beta2 = 0.2, s->eps = 0.3, s->weight_decay = 0.4, s->clip = 0.5, s->lr = 0.6;
+    r.lr = 0.7;  // the schedule's rate, not the peak
+    OptimizerSettings o = run_optimizer_settings(&r);
     int same = o.lr == 0.7 && o.beta1 == 0.1 && o.beta2 == 0.2 && o.eps == 0.3 && o.weight_decay == 0.4;
     expect(t, same && o.max_norm == 0.5, "update/settings", "lr %g, betas %g %g, eps %g, decay %g, clip %g", o.lr,
            o.beta1, o.beta2, o.eps, o.weight_decay, o.max_norm);
     uint64_t rounding = o.rounding;
-    session.step = 1;
-    expect(t, optimizer_settings(&session, 0.7).rounding != rounding, "update/rounding draws new bits in every step",
+    r.step = 1;
+    expect(t, run_optimizer_settings(&r).rounding != rounding, "update/rounding draws new bits in every step",
            "it does not");
-    ProcessGroup alone = {.size = 1};
-    session.group = &alone, session.step = 5;
-    s.muon_warmup = 10, s.embedding_lr = 1.2, s.vector_lr = 1.8;
-    double momentum = optimizer_settings(&session, 0.7).muon.momentum;  // half of the way from 0.85
-    UpdateSettings u = session_update(&session);
+    r.group.size = 1, r.step = 5;
+    s->muon_warmup = 10, s->embedding_lr = 1.2, s->vector_lr = 1.8;
+    double momentum = run_optimizer_settings(&r).muon.momentum;  // half of the way from 0.85
+    UpdateSettings u = run_update_settings(&r);
     expect(t, fabs(momentum - 0.9) < 1e-12, "update/--muon-warmup", "momentum %g", momentum);
     expect(t, fabs(u.embedding_rate - 2) < 1e-12 && fabs(u.vector_rate - 3) < 1e-12,
            "update/--embedding-lr and --vector-lr", "rates %g %g", u.embedding_rate, u.vector_rate);
@@ -1213,8 +1212,8 @@ static void test_flushed(Tests* t) {
 
 // Everything that a run renames into place was flushed before, and its directory after.
 static void test_power_cut(Tests* t) {
+    static Run r;
     Tiny tiny;
-    Session s;
     ModelBuffers b;
     Embedding e;
     Log log;
@@ -1224,9 +1223,10 @@ static void test_power_cut(Tests* t) {
     tiny.c.keep = 1;
     disk_flushed_count = disk_names_count = disk_lost_count = 0;
     int saved = tiny_save(&tiny, 1, 0) + tiny_save(&tiny, 2, 0) + tiny_save(&tiny, 2, 0) + disk_names_count;
-    memset(&s, 0, sizeof s), memset(&b, 0, sizeof b), memset(&e, 0, sizeof e);
-    s.out = tiny_out, s.ctx = &tiny.ctx, b.table = tiny.table, b.params = tiny.c.params;
-    session_save_average(&s, &b, "{}", "card");
+    memset(&r, 0, sizeof r), memset(&b, 0, sizeof b), memset(&e, 0, sizeof e);
+    r.out = tiny_out, r.ctx = tiny.ctx, r.buffers = &b, r.config.text = (char*)"{}";
+    b.table = tiny.table, b.params = tiny.c.params;
+    run_save_average(&r, "card");
     char *path = xprintf("%s/log.jsonl", tiny_out), *predictions = xprintf("%s/predictions", tiny_out);
     text_printf(&line, "{\"step\": 1}\n{\"step\": 2}\n");
     predictions_write(predictions, &line);
@@ -1354,7 +1354,7 @@ static int count_entry(const char* path, const struct stat* st, int kind, struct
     return 0;
 }
 
-// Before the commit the run ends; after it the session detects it. Nothing is written in between.
+// Before the commit the run ends; after it the run detects it. Nothing is written in between.
 static void test_replaced(Tests* t) {
     static const struct {
         const char *name, *event, *says;
@@ -1440,15 +1440,16 @@ static void test_held(Tests* t) {
 
 // Save an average on a full disk. Returns whether nothing is left of it.
 static int average_leaves_nothing(const Tiny* t) {
-    Session s;
+    static Run r;
     ModelBuffers b;
     struct stat st;
     char *filler = xprintf("%s/filler", tiny_out), *half = xprintf("%s/ema.tmp", tiny_out);
     char* bytes = (char*)xcalloc(1 << 20, 1);
-    memset(&s, 0, sizeof s), memset(&b, 0, sizeof b);
-    s.out = tiny_out, s.ctx = t->c.ctx, b.table = t->table, b.params = t->c.params;
+    memset(&r, 0, sizeof r), memset(&b, 0, sizeof b);
+    r.out = tiny_out, r.ctx = *t->c.ctx, r.buffers = &b, r.config.text = (char*)"{}";
+    b.table = t->table, b.params = t->c.params;
     int is_full = write_file(filler, bytes, 1 << 20) != 0;
-    session_save_average(&s, &b, "{}", "");
+    run_save_average(&r, "");
     int leaves_nothing = is_full && stat(half, &st) != 0;
     free(filler), free(half), free(bytes);
     return leaves_nothing;
@@ -1553,28 +1554,33 @@ static void test_energy_jumps(Tests* t) {
 // ---------------------------------------------------------------------------------------------------------
 // The best validation; ramps
 
-static void test_best(Tests* t) {
-    Best b, saved;
+static void test_state(Tests* t) {
+    SavedState s, saved;
+    Best* b = &s.best;
     Json json;
     Text text = {NULL, 0, 0};
     char error[JSON_ERROR_SIZE];
-    memset(&b, 0, sizeof b);
-    best_judge(&b, 0, 1);
-    expect_that(t, b.step == 0 && b.judged == 0, "best/a validation before the first step does not count");
-    best_judge(&b, 10, 5), best_judge(&b, 20, 4), best_judge(&b, 30, 4), best_judge(&b, 40, NAN), best_judge(&b, 40, 1);
-    expect_that(t, b.step == 20 && b.loss == 4 && b.judged == 40, "best/equal, not finite and repeated ones");
-    text_append(&text, "{\"a\": 0", 7);
-    best_put(&text, &b);
+    memset(&s, 0, sizeof s), memset(&saved, 0, sizeof saved);
+    best_judge(b, 0, 1);
+    expect_that(t, b->step == 0 && b->judged == 0, "best/a validation before the first step does not count");
+    best_judge(b, 10, 5), best_judge(b, 20, 4), best_judge(b, 30, 4), best_judge(b, 40, NAN), best_judge(b, 40, 1);
+    expect_that(t, b->step == 20 && b->loss == 4 && b->judged == 40, "best/equal, not finite and repeated ones");
+    s.step = saved.step = 40, s.samples = 320, s.data = UINT32_MAX, s.matmul_plans = (char*)"plans";
+    s.has_outliers = 1, s.outliers.loss.value[0] = 1.5, s.outliers.loss.count = 1;
+    s.scale.scale = (real)0.5, s.scale.updates = 40;
+    text_append(&text, "{", 1);
+    state_put(&text, &s);
     text_append(&text, "}", 1);
-    expect_that(t, json_parse(&json, text.text, text.length, error) == 0, "best/saved");
-    saved = best_get(json.root, "file");
-    expect_that(t, memcmp(&saved, &b, sizeof b) == 0, "best/read back");
-    json_free(&json);
+    expect_that(t, json_parse(&json, text.text, text.length, error) == 0, "state/is JSON");
+    state_get(&saved, json.root, "file");
+    expect_that(t, memcmp(&saved.best, b, sizeof *b) == 0, "state/the best validation is read back");
+    expect_that(t, saved.samples == 320 && saved.data == UINT32_MAX && !saved.fp8, "state/counts are read back");
+    expect_that(t, saved.scale.scale == (real)0.5 && saved.scale.updates == 40, "state/the loss scale is read back");
+    expect_that(t, saved.outliers.loss.count == 1 && saved.outliers.loss.value[0] == 1.5 && !saved.outliers.norm.count,
+                "state/the outliers are read back");
+    expect_that(t, strcmp(saved.matmul_plans, "plans") == 0, "state/a text is read back");
+    json_free(&json), state_free(&saved);
     free(text.text);
-    best_forget(&b), best_judge(&b, 40, 1);
-    expect_that(t, b.step == 0, "best/forgotten");
-    best_judge(&b, 50, 6);
-    expect_that(t, b.step == 50 && b.loss == 6, "best/the first one after that");
 }
 
 static void test_average(Tests* t) {
@@ -1588,7 +1594,7 @@ int main(void) {
     Tests t;
     tests_open(&t);
     device_set_threads(1);  // a fork knows nothing of its parent's threads
-    test_best(&t);
+    test_state(&t);
     test_average(&t);
     test_split(&t);
     test_sampler(&t);

@@ -5,7 +5,7 @@
 #define LLMC_BERT_EMBED_H
 
 #include "llmc/bert/mlm_data.h"
-#include "llmc/run/session.h"
+#include "llmc/run/run.h"
 #include "llmc/text/wordpiece.h"
 
 #define NUMPY_MAGIC "\x93NUMPY"

@@ -4,18 +4,18 @@
 
 #include "llmc/base/top_k.h"
 #include "llmc/bert/mlm_data.h"
-#include "llmc/run/session.h"
+#include "llmc/run/run.h"
 #include "llmc/text/wordpiece.h"
 
 enum { FILL_MASK_GUESSES = 5 };
 
 // Open the vocabulary from the first of these directories that has one: checkpoint, model, data. words->size is 0 if
 // none has one.
-static inline void fill_mask_find_words(WordPiece* words, Session* s, const char* model, const char* data_dir) {
-    const char* places[] = {s->checkpoint, model, data_dir};
-    for (size_t i = 0; i < COUNT_OF(places) && !s->tokenizer_files.directory; i++)
+static inline void fill_mask_find_words(WordPiece* words, Run* r, const char* model, const char* data_dir) {
+    const char* places[] = {r->checkpoint, model, data_dir};
+    for (size_t i = 0; i < COUNT_OF(places) && !r->tokenizer_files.directory; i++)
         if (places[i] && is_directory(places[i]) && wordpiece_open(words, places[i], CASE_OF_MODEL) == 0)
-            tokenizer_files_read(&s->tokenizer_files, places[i]);
+            tokenizer_files_read(&r->tokenizer_files, places[i]);
 }
 
 // Returns whether --fill is given; then the run neither trains nor saves (s->evaluate). Ends with USAGE if its value is
@@ -92,15 +92,14 @@ static inline void fill_mask_write(Text* t, const WordPiece* words, const MlmBat
 
 // Show the predictions for the batch's only sequence, from `logits` [masked, Vp] on the device. For the text of --fill
 // they are only printed; for a held-out sequence they are a sample of the run.
-static inline void fill_mask_show(const Session* s, const WordPiece* words, const MlmBatch* b, floatX* logits, int V,
-                                  int Vp) {
+static inline void fill_mask_show(Run* r, const WordPiece* words, const MlmBatch* b, floatX* logits, int V, int Vp) {
     HostView view = host_view_open(logits, (size_t)b->masked * (size_t)Vp, VIEW_FLOATX);
     Text text = {NULL, 0, 0};
-    host_view_read(s->ctx, &view);
+    host_view_read(&r->ctx, &view);
     fill_mask_write(&text, words, b, view.values, V, Vp);
     host_view_close(&view);
     if (b->targets[0] < 0) fwrite(text.text, 1, text.length, stdout);
-    else session_show_text(s, &text);
+    else run_show_text(r, &text);
     free(text.text);
 }
 

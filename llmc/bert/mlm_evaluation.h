@@ -87,7 +87,7 @@ static inline void mlm_evaluation_print(const MlmEvaluation* e) {
 }
 
 // Log the result, or print it if `log` is NULL. Does nothing if a signal ended the evaluation.
-static inline void mlm_evaluation_show(const MlmEvaluation* e, Log* log, Session* s) {
+static inline void mlm_evaluation_show(const MlmEvaluation* e, Log* log, Run* r) {
     Text t = {NULL, 0, 0};
     if (e->share.is_stopped) return;
     if (!log) {
@@ -98,38 +98,38 @@ static inline void mlm_evaluation_show(const MlmEvaluation* e, Log* log, Session
     log_put(&t, "val_mlm_accuracy", e->masked_correct, 6);
     if (e->has_next) log_put(&t, "val_nsp_loss", e->next_loss, 9);
     if (e->has_next) log_put(&t, "val_nsp_accuracy", e->next_correct, 6);
-    session_log_validation(s, log, e->loss, t.text);
+    run_log_validation(r, log, e->loss, t.text);
     free(t.text);
 }
 
-static inline void mlm_evaluation_show_clozes(const MlmEvaluation* e, MlmSums sums, Log* log, const Session* s) {
-    MultipleChoiceResult r = {.examples = sums.masked, .acc = sums.correct[0] / sums.masked, .is_cloze = 1};
-    r.perplexity = exp(sums.losses[0] / sums.masked), r.not_finite = !isfinite(sums.losses[0]);
-    if (!e->share.is_stopped) multiple_choice_show(s, log, e->set, r);
+static inline void mlm_evaluation_show_clozes(const MlmEvaluation* e, MlmSums sums, Log* log, const Run* r) {
+    MultipleChoiceResult result = {.examples = sums.masked, .acc = sums.correct[0] / sums.masked, .is_cloze = 1};
+    result.perplexity = exp(sums.losses[0] / sums.masked), result.not_finite = !isfinite(sums.losses[0]);
+    if (!e->share.is_stopped) multiple_choice_show(r, log, e->set, result);
 }
 
 // Compute the result over all ranks from this rank's summed losses and correct predictions, [2] each, on the device.
 // Log or print it.
-static inline void mlm_evaluation_end(MlmEvaluation* e, Session* s, Log* log, const real* losses, const real* correct,
+static inline void mlm_evaluation_end(MlmEvaluation* e, Run* r, Log* log, const real* losses, const real* correct,
                                       int has_next) {
     MlmSums sums = e->sums;
     real values[4] = {0, 0, 0, 0};
     if (e->share.count) {
-        device_download(s->ctx, values, losses, 2 * sizeof(real));
-        device_download(s->ctx, values + 2, correct, 2 * sizeof(real));
+        device_download(&r->ctx, values, losses, 2 * sizeof(real));
+        device_download(&r->ctx, values + 2, correct, 2 * sizeof(real));
     }
     for (int i = 0; i < 2; i++) sums.losses[i] = (double)values[i], sums.correct[i] = (double)values[2 + i];
-    group_sum_counts(s->group, (double*)&sums, sizeof sums / sizeof(double));
+    group_sum_counts(&r->group, (double*)&sums, sizeof sums / sizeof(double));
     if (e->set) {
-        mlm_evaluation_show_clozes(e, sums, log, s);
+        mlm_evaluation_show_clozes(e, sums, log, r);
         return;
     }
-    session_check_finite(s, "the validation loss", sums.losses[0] + (has_next ? sums.losses[1] : 0));
+    run_check_finite(r, "the validation loss", sums.losses[0] + (has_next ? sums.losses[1] : 0));
     e->masked_loss = sums.losses[0] / sums.masked, e->masked_correct = sums.correct[0] / sums.masked;
     e->has_next = has_next;
     if (has_next) e->next_loss = sums.losses[1] / sums.sequences, e->next_correct = sums.correct[1] / sums.sequences;
     e->loss = e->masked_loss + e->next_loss;
-    mlm_evaluation_show(e, log, s);
+    mlm_evaluation_show(e, log, r);
 }
 
 #endif

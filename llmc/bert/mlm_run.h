@@ -22,8 +22,8 @@ static inline void mlm_run_open_data(Run* r, MlmSettings* m, MlmSource* source, 
     mlm_check_words(&source->train, &source->words);
     source->train.in_order = !r->settings.shuffle;
     if (r->settings.evaluate && !source->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    session_check_data(&r->session, mlm_fingerprint(&source->train), r->train_pattern);
-    session_set_last(&r->session, mlm_sequences(&source->train));
+    run_check_data(r, mlm_fingerprint(&source->train), r->train_pattern);
+    run_set_last(r, mlm_sequences(&source->train));
 }
 
 // Sizes of an encoder and its heads. next: 1 if there is a next-sentence head.

@@ -22,16 +22,15 @@ static inline int explain_lm_check(const ExplainSettings* s, const GenerateSetti
 
 // Read the text for a model of V tokens and `most` positions. Returns its number of tokens.
 static inline int explain_lm_open(Explanation* e, const ExplainSettings* s, Run* r, int V, int most) {
-    const Session* session = &r->session;
     size_t length;
     int count, *ids;
     Bpe bpe;
     explain_check_model(e, s, r);
     char* text = explain_read_text(s, &length);
-    generation_open_encoder(&bpe, "--explain", session);
+    generation_open_encoder(&bpe, "--explain", r);
     count = (int)bpe_encode(&ids, &bpe, text, length, AS_TOKEN);
     bpe_free(&bpe);
-    generation_check_tokens(ids, (size_t)count, "--explain", session, V);
+    generation_check_tokens(ids, (size_t)count, "--explain", r, V);
     if (count > most) die(USAGE, "--explain: the text has %d tokens; the model takes %d", count, most);
     explain_alloc_text(&e->text, count, count);
     for (int i = 0; i < count; i++) {
@@ -40,7 +39,7 @@ static inline int explain_lm_open(Explanation* e, const ExplainSettings* s, Run*
     }
     e->labels = count - 1;
     if (!e->labels) e->why_no_loss = "the text is one token, so there is no next one to predict";
-    e->vocabulary.bytes = &session->tokenizer;
+    e->vocabulary.bytes = &r->tokenizer;
     free(ids), free(text);
     return count;
 }

@@ -268,10 +268,10 @@ static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Co
 // ---------------------------------------------------------------------------------------------------------
 // Checkpoints: the bits of the history and of the scales, 8 hexadecimal digits per value
 
-static inline void fp8_state_put(Text* t, const Fp8State* s, int64_t step, Context* ctx) {
+static inline char* fp8_state_text(const Fp8State* s, int64_t step, Context* ctx) {
     const Fp8Scales* scales = &s->operands.scales;
     size_t n = (size_t)scales->count, recorded = FP8_HISTORY * n;
-    if (!fp8_state_is_on(s, step) || !s->recorded) return;  // later the scales are too old for another --fp8-steps
+    if (!fp8_state_is_on(s, step) || !s->recorded) return NULL;  // later the scales are too old for another --fp8-steps
     uint32_t* history = (uint32_t*)xmalloc(recorded * sizeof *history);
     real* scale = (real*)xmalloc(n * sizeof *scale);
     Text hex = {NULL, 0, 0};
@@ -279,11 +279,11 @@ static inline void fp8_state_put(Text* t, const Fp8State* s, int64_t step, Conte
     device_download(ctx, scale, scales->scale, n * sizeof *scale);
     for (size_t i = 0; i < recorded; i++) text_printf(&hex, "%08x", history[i]);
     for (size_t i = 0; i < n; i++) text_printf(&hex, "%08x", float_bits((float)scale[i]));
-    json_put_string(t, "fp8", hex.text);
-    free(history), free(scale), free(hex.text);
+    free(history), free(scale);
+    return hex.text;
 }
 
-// Restore what fp8_state_put() wrote. `hex` NULL: the checkpoint has none.
+// Restore what fp8_state_text() returned. `hex` NULL: the checkpoint has none.
 static inline void fp8_state_set(Fp8State* s, const char* hex, const char* checkpoint, Context* ctx) {
     Fp8Scales* scales = &s->operands.scales;
     size_t n = (size_t)scales->count, recorded = FP8_HISTORY * n;

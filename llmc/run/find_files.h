@@ -5,10 +5,11 @@
 #include <glob.h>
 
 #include "llmc/data/shards.h"
-#include "llmc/run/session_state.h"
+#include "llmc/model/weight_files.h"
+#include "llmc/run/settings.h"
 
 // The directory that holds `path`.
-static inline char* session_directory_of(const char* path) {
+static inline char* directory_of(const char* path) {
     const char* slash = strrchr(path, '/');
     return slash ? xprintf("%.*s", (int)(slash - path), path) : xprintf(".");
 }
@@ -16,15 +17,15 @@ static inline char* session_directory_of(const char* path) {
 // The patterns of the training and validation shards. An empty -i selects the built-in corpus in the working directory,
 // or else in the program's directory. An empty -j selects -i with "train" replaced by "val" at the start of the file
 // name. *val_pattern is NULL without validation data. To evaluate -j, both are -j.
-static inline void session_find_data(const Session* s, const char* builtin, char** train_pattern, char** val_pattern) {
-    const char *val = s->settings->val_data, *train = s->settings->train_data;
+static inline void find_data(const Settings* s, const char* builtin, char** train_pattern, char** val_pattern) {
+    const char *val = s->val_data, *train = s->train_data;
     char program[4096];
-    if (s->settings->evaluate && *val) train = val;
+    if (s->evaluate && *val) train = val;
     *train_pattern = xprintf("%s", *train ? train : builtin);
     if (!*train && !file_exists(builtin)) {
         ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
         program[n > 0 ? n : 0] = '\0';
-        char* directory = session_directory_of(program);
+        char* directory = directory_of(program);
         free(*train_pattern);
         *train_pattern = xprintf("%s/%s", directory, builtin);
         free(directory);
@@ -46,13 +47,11 @@ static inline void session_find_data(const Session* s, const char* builtin, char
 
 // A model's directory and weights, from a Hugging Face directory, a .safetensors file, whose directory has the other
 // files, or a config.json, for a model from scratch without weights. Both paths are NULL for a descriptor.
-static inline void session_find_model(const char* source, char** directory, char** weights) {
+static inline void find_model(const char* source, char** directory, char** weights) {
     const char* slash = strrchr(source, '/');
     int is_file = strlen(source) > 12 && name_ends_with(source, ".safetensors");
     int is_config = strcmp(slash ? slash + 1 : source, "config.json") == 0;
-    *directory = is_file || is_config   ? session_directory_of(source)
-                 : is_directory(source) ? xprintf("%s", source)
-                                        : NULL;
+    *directory = is_file || is_config ? directory_of(source) : is_directory(source) ? xprintf("%s", source) : NULL;
     *weights = is_file                    ? xprintf("%s", source)
                : *directory && !is_config ? xprintf("%s/model.safetensors", source)
                                           : NULL;
@@ -60,13 +59,13 @@ static inline void session_find_model(const char* source, char** directory, char
 
 // The same for an llm.c checkpoint, a .bin file. Returns the model's sizes as a descriptor, or NULL if `source` is
 // something else.
-static inline char* session_find_llmc(const char* source, char** directory, char** weights) {
+static inline char* find_llmc_model(const char* source, char** directory, char** weights) {
     LlmcWeights w;
     if (!tensors_are_llmc(source) || is_directory(source)) return NULL;
     llmc_weights_open(&w, source);
     char* sizes = xprintf("L=%d,C=%d,NH=%d,V=%d,T=%d", w.L, w.C, w.NH, w.V, w.T);
     llmc_weights_close(&w);
-    *directory = session_directory_of(source);
+    *directory = directory_of(source);
     *weights = xprintf("%s", source);
     return sizes;
 }

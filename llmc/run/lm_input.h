@@ -3,7 +3,7 @@
 #define LLMC_RUN_LM_INPUT_H
 
 #include "llmc/data/lm_data.h"
-#include "llmc/run/steps.h"
+#include "llmc/run/step.h"
 
 typedef struct {
     int B, T;                // maximum micro-batch: B sequences of T tokens

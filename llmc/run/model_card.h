@@ -4,7 +4,7 @@
 #define LLMC_RUN_MODEL_CARD_H
 
 #include "llmc/run/hub.h"
-#include "llmc/run/session_state.h"
+#include "llmc/run/state.h"
 
 // The commit of the sources, from the Makefile. A build that compiles nothing keeps the commit of the last compilation.
 #ifndef BUILD_COMMIT
@@ -45,12 +45,12 @@ static inline void card_architecture(Text* t, const JsonNode* config) {
 }
 
 // The settings of SCOPE_RUN that differ from the defaults, and --model.
-static inline void card_settings(Text* t, const Session* s) {
+static inline void card_settings(Text* t, const Run* r) {
     static const char* const elsewhere[] = {"--train-data", "--val-data"};  // listed under "Data"
     text_printf(t, "\n## Settings\n\nThose that differ from the program's defaults:\n\n");
-    for (int i = 0; i < s->flag_count; i++) {
+    for (int i = 0; i < r->flag_count; i++) {
         char value[FLAG_TEXT_SIZE], usual[FLAG_TEXT_SIZE], error[FLAG_ERROR_SIZE];
-        const Flag* row = &s->flags[i];
+        const Flag* row = &r->flags[i];
         int64_t space[2];  // room for a value of any type
         Flag standard = *row;
         standard.value = space;
@@ -104,36 +104,35 @@ static inline void card_use(Text* t, const char* architecture, int has_tokenizer
     text_printf(t, "```\n");
 }
 
-// The card of the model after s->step steps (the caller frees the text). `config_json`: text of config.json, whose
-// "architectures" names a class of `transformers` if one can load it. `val`: pattern of the validation data, or NULL.
+// The card of the model after r->step steps (the caller frees the text). "architectures" in config.json names a class of
+// `transformers` if one can load it. `val`: pattern of the validation data, or NULL.
 // `is_average`: for OUT/ema. That directory is replaced as a whole, so the card needs no CHECKPOINT_CARD_MARKER.
-static inline Text model_card(const Session* s, const Log* log, const char* config_json, size_t parameters,
-                              const char* val, int is_average) {
+static inline Text model_card(const Run* r, const char* val, int is_average) {
     Text t = {NULL, 0, 0};
     Json config;
     char error[JSON_ERROR_SIZE], count[32];
-    int has_config = json_parse(&config, config_json, strlen(config_json), error) == 0;
+    int has_config = json_parse(&config, r->config.text, r->config.length, error) == 0;
     const JsonNode* classes = has_config ? json_get(config.root, "architectures") : NULL;
     const char* architecture = classes && classes->first && classes->first->string ? classes->first->string : NULL;
     const char* kind = has_config ? json_get_string_or(config.root, "model_type", "model", "config.json") : "model";
-    const char *train = s->settings->train_data, *program = program_invocation_short_name;
-    format_count(count, (int64_t)parameters);
+    const char *train = r->settings.train_data, *program = program_invocation_short_name;
+    format_count(count, (int64_t)r->buffers->table.parameters);
     if (architecture) text_printf(&t, "---\nlibrary_name: transformers\n---\n\n");
     if (!is_average) text_printf(&t, "%s\n\n", CHECKPOINT_CARD_MARKER);
     text_printf(&t, "# %s, %s parameters\n\n", architecture ? architecture : kind, count);
     if (is_average) text_printf(&t, "The average of the weights of several steps (`--ema`).\n");
-    text_printf(&t, "After step %lld of %lld by ", (long long)s->step, (long long)s->last);
+    text_printf(&t, "After step %lld of %lld by ", (long long)r->step, (long long)r->last);
     card_code(&t, program, strlen(program));
     text_printf(&t, ", commit `%s`.\n", BUILD_COMMIT);
     if (has_config) card_architecture(&t, config.root);
     text_printf(&t, "\n## Data\n\n- training: ");
     if (*train) card_name(&t, train);
     else text_printf(&t, "built-in data");
-    text_printf(&t, ", fingerprint `%08x`; %llu sequences so far\n", s->data, (unsigned long long)s->consumed);
+    text_printf(&t, ", fingerprint `%08x`; %llu sequences so far\n", r->data, (unsigned long long)r->consumed);
     if (val) text_printf(&t, "- validation: "), card_name(&t, val), text_printf(&t, "\n");
-    card_settings(&t, s);
-    card_results(&t, log, is_average);
-    if (architecture) card_use(&t, architecture, card_has_tokenizer(&s->tokenizer_files));
+    card_settings(&t, r);
+    card_results(&t, &r->log, is_average);
+    if (architecture) card_use(&t, architecture, card_has_tokenizer(&r->tokenizer_files));
     if (has_config) json_free(&config);
     return t;
 }

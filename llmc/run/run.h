@@ -7,51 +7,36 @@
  *   run_check_ranks   check that all ranks train the same model on the same data
  *   run_init_model    allocate the model's buffers and the optimizer, and set the weights
  *   run_begin         open the log. From here on the run writes files
- *   run_next_step     save a checkpoint if one is due. If another step follows, the trainer launches it:
+ *   run_next_step     save a checkpoint if one is due. If another step follows, the trainer launches it (step.h):
  *     run_begin_step, run_next_micro_batch, run_capture, run_all_reduce, run_update, run_log
- *   run_end_step      read and log results. Then the trainer does what else is due, such as validation, which
- *                     run_average() repeats for the average of the weights
+ *   run_end_step      read and log results. Then the trainer does what else is due, such as validation (evaluate.h),
+ *                     which run_average() repeats for the average of the weights
  *   run_end           the last results, the last checkpoint, the plot
  *   run_close */
 #ifndef LLMC_RUN_RUN_H
 #define LLMC_RUN_RUN_H
 
 #include "llmc/base/process.h"
-#include "llmc/fp8/report.h"
-#include "llmc/optim/model_buffers.h"
+#include "llmc/run/find_files.h"
 #include "llmc/run/hub.h"
 #include "llmc/run/model_card.h"
-#include "llmc/run/steps.h"
-
-typedef struct {
-    Settings settings;
-    Flag flags[MAX_FLAGS];
-    int flag_count;
-    Session session;
-    Context ctx;
-    ProcessGroup group;
-    char *train_pattern, *val_pattern, *data_directory;  // of the data; NULL: none
-    char* start;                // checkpoint with the weights and moments to start from; NULL: none
-    char* hub;                  // directory of -e hub:NAME; NULL: -e names something else
-    const char* source;         // `start`, or `hub`, or -e
-    char *directory, *weights;  // of the model in `source`; NULL: none
-    Text config;                // the model's config.json
-    int has_val;
-    GradSync grad_sync;
-    MemoryPlan plan;
-    ModelBuffers* buffers;
-    Optimizer optimizer;
-    int micro_steps;  // micro-batches of a step on this rank
-    Steps steps;
-    Schedule schedule;
-    double lr;  // learning rate of the current step
-    Log log;
-    int checkpoint_is_due;  // after the step that just ended
-    int is_paused;          // exclude the time until the next step from that step
-} Run;
+#include "llmc/run/recipe.h"
+#include "llmc/run/step.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Start. Nothing is written until run_begin()
+
+// Refuse settings that contradict --keep-best or --ema. The settings of a checkpoint must be known by now.
+static inline void run_check_kept(Run* r, int has_val) {
+    const Settings* s = &r->settings;
+    if (s->evaluate) return;
+    if (s->keep_best && (s->val_every == 0 || !has_val))
+        die(USAGE, "--keep-best 1 goes by the validation loss; give -v and validation data (-j)");
+    if (s->keep_best && !*s->out) die(USAGE, "--keep-best 1 and -o '': there is nowhere to keep a checkpoint");
+    if (s->ema > 0 && s->fp8) die(USAGE, "--ema does not combine with --fp8, whose scales follow the last weights");
+    if (s->ema == 0 && s->ema_start > 1 && flag_is_given(r->flags, r->flag_count, "--ema-start"))
+        die(USAGE, "--ema-start: needs --ema");
+}
 
 // Parse the command line into the rows of r->flags, and then the recipe that it names, unless -y 1 takes the flags from
 // a checkpoint. `usage`: the first line of --help.
@@ -59,35 +44,128 @@ static inline void run_parse(Run* r, int flag_count, int argc, char** argv, cons
     r->flag_count = flag_count;
     flags_parse(r->flags, flag_count, argc, argv, usage);
     if (!*r->settings.recipe) return;
-    r->session.skips_recipe = r->settings.resume && session_count_checkpoints(r->settings.out) > 0;
-    if (!r->session.skips_recipe) recipe_apply(r->flags, flag_count, r->settings.recipe);
+    r->skips_recipe = r->settings.resume && run_count_checkpoints(r->settings.out) > 0;
+    if (!r->skips_recipe) recipe_apply(r->flags, flag_count, r->settings.recipe);
+}
+
+// Compare the current values of all flags among the ranks, except those of SCOPE_RANK, which may differ. If two ranks
+// differ, all end with USAGE, and the message has the two ranks and the difference.
+static inline void run_check_same_flags(const Run* r) {
+    Text settings = {NULL, 0, 0};
+    char value[FLAG_TEXT_SIZE];
+    for (int i = 0; i < r->flag_count; i++) {
+        const Flag* row = &r->flags[i];
+        if (row->scope == SCOPE_RANK) continue;
+        flags_format_value(row, value, sizeof value);
+        text_printf(&settings, "%s %s\n", row->long_name,
+                    row->type == FLAG_STRING ? *(const char* const*)row->value : value);
+    }
+    group_check_same(&r->group, "the settings", settings.text);
+    free(settings.text);
 }
 
 // Join the other ranks, open the device, and find the checkpoint to resume, the data and its directory. `builtin`: the
 // data that an empty -i selects; NULL: none, because the run needs no data.
 static inline void run_join(Run* r, const char* builtin) {
-    group_init(&r->group, r->settings.timeout);
-    session_open(&r->session, &r->settings, r->flags, r->flag_count, &r->group, &r->ctx);
-    if (builtin) session_find_data(&r->session, builtin, &r->train_pattern, &r->val_pattern);
-    const char* data = *r->settings.train_data ? r->settings.train_data : r->train_pattern;
-    r->data_directory = data ? session_directory_of(data) : NULL;
+    const Settings* s = &r->settings;
+    Context* ctx = &r->ctx;
+    int trains = !s->evaluate && s->steps != 0;
+    group_init(&r->group, s->timeout);
+    settings_check(s);
+    r->out = r->group.rank == 0 ? s->out : "";
+    r->held = -1;
+    // An evaluation ends when its output is closed (SIGPIPE); training continues.
+    if (trains) signal(SIGPIPE, SIG_IGN);
+    // Rank 0 prints for all. Each rank reports its own errors.
+    if (r->group.rank > 0 && !freopen("/dev/null", "w", stdout)) die(FAILED, "/dev/null: %s", strerror(errno));
+    run_check_same_flags(r);  // first, because the flags determine what the ranks do together
+    device_choose(r->group.local_rank);
+    context_init(ctx);
+    device_set_threads(s->threads);
+    if (trains) run_lock(r, 0);
+    if (s->resume || (trains && !s->overwrite)) run_find_checkpoint(r);
+    if (r->skips_recipe &&
+        !r->checkpoint) {  // no checkpoint is usable: a new run needs the recipe. OUT is open and stays
+        settings_find(r->flags, r->flag_count, "--output")->is_set |= FLAG_IS_GIVEN;
+        recipe_apply(r->flags, r->flag_count, s->recipe);
+        settings_check(s);
+    }
+    device_set_matmul(ctx, s->autotune, s->gelu_fusion, s->tf32);
+    device_set_attention(ctx, (AttentionPath)s->attention);
+    if (r->restored.matmul_plans) matmul_plans_load(ctx, r->restored.matmul_plans);
+    if (builtin) find_data(s, builtin, &r->train_pattern, &r->val_pattern);
+    const char* data = *s->train_data ? s->train_data : r->train_pattern;
+    r->data_directory = data ? directory_of(data) : NULL;
 }
 
 // Find the model to start from: the checkpoint to resume, else the newest checkpoint of the run in the directory
 // `other` ("": none), which the flag `flag` names, else -e.
 static inline void run_find_model(Run* r, const char* flag, const char* other) {
-    r->start = session_find_start(&r->session, flag, other);
+    run_find_start(r, flag, other);
     r->hub = r->start ? NULL : hub_find(r->settings.model);
     r->source = r->start ? r->start : r->hub ? r->hub : r->settings.model;
-    session_find_model(r->source, &r->directory, &r->weights);
+    find_model(r->source, &r->directory, &r->weights);
+}
+
+// Micro-batches per step on each rank, of B sequences of T tokens. A step has --total-batch tokens. Without that flag,
+// a resumed run keeps its number of sequences, and a new run has one micro-batch per rank. An evaluation has one.
+static inline int run_count_micro_steps(Run* r, int B, int T) {
+    int64_t total_batch = r->settings.total_batch, ranks = r->group.size, micro_tokens = (int64_t)B * T * ranks;
+    if (r->settings.evaluate) total_batch = r->step_sequences = 0;
+    if ((int64_t)B * T > 1 << 30)
+        die(USAGE, "-b %d: a micro-batch of -t %d has more than 2^30 tokens; use -d for large steps", B, T);
+    if (total_batch % micro_tokens != 0)
+        die(USAGE, "-d %lld: is not a multiple of the %lld tokens of a micro-batch over all ranks (-b x -t x ranks)",
+            (long long)total_batch, (long long)micro_tokens);
+    if (total_batch / T > INT_MAX || B * ranks > INT_MAX)
+        die(USAGE, "-d %lld: %lld sequences of -t %d in a step exceed the maximum of %d", (long long)total_batch,
+            (long long)(total_batch ? total_batch / T : B * ranks), T, INT_MAX);
+    int64_t sequences = total_batch ? total_batch / T : r->step_sequences ? r->step_sequences : B * ranks;
+    if (sequences % (B * ranks) != 0)
+        die(USAGE,
+            "%s: its run has %lld sequences in a step, which %lld ranks of -b %d cannot share; change the number of "
+            "ranks, or give -b or -d with --override 1",
+            r->checkpoint, (long long)sequences, (long long)ranks, B);
+    r->step_sequences = sequences;
+    return (int)(sequences / (B * ranks));
 }
 
 // The sequence length: -t, or by default the model's number of positions. Sets r->micro_steps.
 static inline int run_sequence_length(Run* r, int positions) {
     int T = r->settings.T ? r->settings.T : positions;
     if (T > positions) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, positions);
-    r->micro_steps = session_micro_steps(&r->session, r->settings.B, T);
+    r->micro_steps = run_count_micro_steps(r, r->settings.B, T);
     return T;
+}
+
+// The run ends after --steps, or after --epochs passes over the data's `sequences`. Sets the schedule, too.
+static inline void run_set_last(Run* r, uint64_t sequences) {
+    const Settings* s = &r->settings;
+    int64_t all = (int64_t)(s->epochs * (double)sequences / (double)r->step_sequences);
+    r->last = s->steps > 0 ? s->steps : all > 0 ? all : 1;
+    r->end = s->stop_after > 0 && s->stop_after < r->last ? s->stop_after : r->last;
+    settings_check_average(s, r->last);
+    settings_check_profile(s, r->end - r->step);
+    Schedule schedule = {.kind = (ScheduleKind)s->schedule, .peak = s->lr, .warmup = s->warmup, .total = r->last};
+    schedule.final_fraction = s->final_fraction, schedule.power = s->poly_power;
+    r->schedule = schedule;
+}
+
+// The optimizer's settings: update rule, master weights, sharding. All ranks call it.
+static inline UpdateSettings run_update_settings(const Run* r) {
+    const Settings* s = &r->settings;
+    int is_muon = optimizer_is_muon((OptimizerKind)s->optimizer);
+    GradSyncSettings sums = {
+        .zero = s->zero, .bucket_mib = s->bucket, .has_p2p = has_p2p(&r->group), .whole_matrices = is_muon};
+    UpdateSettings update;
+    memset(&update, 0, sizeof update);
+    update.kind = (OptimizerKind)s->optimizer;
+    update.master = s->master_weights ? WITH_MASTER : NO_MASTER;
+    update.rank = r->group.rank, update.ranks = r->group.size;
+    update.sums = sums;
+    update.keeps_average = s->ema > 0;
+    update.embedding_rate = s->embedding_lr / s->lr, update.vector_rate = s->vector_lr / s->lr;
+    return update;
 }
 
 // A binary search for the largest micro-batch that fits into memory.
@@ -103,7 +181,7 @@ static inline BatchSearch run_search_batch(const Run* r) {
     BatchSearch search;
     memset(&search, 0, sizeof search);
     search.high = r->settings.B;
-    search.update = session_update(&r->session);
+    search.update = run_update_settings(r);
     return search;
 }
 
@@ -133,12 +211,33 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
     return 1;
 }
 
-// Check that all ranks train the same model on the same data. `config`: the text of config.json; the run takes
-// ownership. `val`: fingerprint of the validation data; 0: none.
+// Check that all ranks train the same model on the same data with the same settings, which may by now be a checkpoint's.
+// `config`: the text of config.json; the run takes ownership. `val`: fingerprint of the validation data; 0: none.
 static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t val) {
+    char fingerprints[48];
     r->config = config, r->has_val = has_val;
-    session_check_recipe(&r->session, has_val);
-    session_check_ranks(&r->session, config.text, val);
+    run_check_kept(r, has_val);
+    run_check_same_flags(r);
+    snprintf(fingerprints, sizeof fingerprints, "training %08x\nvalidation %08x", r->data, val);
+    group_check_same(&r->group, "the type of the build", FLOATX_NAME);
+    group_check_same(&r->group, "the model", config.text);
+    group_check_same(&r->group, "the data's fingerprint", fingerprints);
+}
+
+// Set the optimizer's loss scale and outlier limits from the settings, and their state from the checkpoint.
+static inline void run_set_loss_scale(Run* r) {
+    const int automatic = strcmp(FLOATX_NAME, "F16") == 0 ? SCALE_DYNAMIC : SCALE_OFF;
+    int kind = r->settings.loss_scale == SCALE_AUTO ? automatic : r->settings.loss_scale;
+    LossScaleRule rule = {.kind = kind == SCALE_DYNAMIC ? LOSS_SCALE_DYNAMIC : LOSS_SCALE_FIXED,
+                          .growth_interval = LOSS_SCALE_GROWTH};
+    LossScale state = r->restored.scale;
+    if (kind != SCALE_DYNAMIC || state.scale == 0) {
+        state.scale = kind == SCALE_OFF ? 1 : (real)r->settings.loss_scale_start;
+        state.good = 0;
+    }
+    OutlierLimits limits = {.loss = r->settings.loss_outlier, .norm = r->settings.norm_outlier};
+    optimizer_set_loss_scale(&r->optimizer, state, rule, &r->ctx);
+    optimizer_set_outliers(&r->optimizer, &r->restored.outliers, limits, &r->ctx);
 }
 
 // Allocate the model's buffers and the optimizer, and connect them. If the run starts from a checkpoint, load its
@@ -146,22 +245,32 @@ static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t va
 static inline void run_alloc(Run* r, ModelBuffers* b) {
     r->buffers = b;
     model_buffers_alloc(b, &r->ctx);
-    optimizer_join(&r->optimizer, &r->grad_sync, &b->table, session_update(&r->session), &r->group, &r->ctx);
-    session_set_steps(&r->session, &r->optimizer);
+    optimizer_join(&r->optimizer, &r->grad_sync, &b->table, run_update_settings(r), &r->group, &r->ctx);
+    run_set_loss_scale(r);
     b->grad_sync = &r->grad_sync;
     b->loss_scale = &r->optimizer.loss_scale->scale;
     b->master = r->optimizer.master;
     steps_open(&r->steps, &r->settings, r->group.size);
-    r->session.average.decay = r->settings.ema, r->session.average.start = r->settings.ema_start;
-    fp8_state_set(&b->fp8, r->session.fp8, r->session.checkpoint, &r->ctx);
-    fp8_state_switch(&b->fp8, r->session.step);
-    if (r->start) session_load(&r->session, r->start, &b->table, b->params, &b->fp32_copies, &r->optimizer);
+    r->average.decay = r->settings.ema, r->average.start = r->settings.ema_start;
+    fp8_state_set(&b->fp8, r->restored.fp8, r->checkpoint, &r->ctx);
+    fp8_state_switch(&b->fp8, r->step);
+    if (!r->start) return;
+    Checkpoints c = run_checkpoints(r);
+    c.starts_anew = !r->checkpoint;
+    checkpoint_load(&c, &b->fp32_copies, r->start);
 }
 
-// After setting the weights: check that they are equal on all ranks, and share the fp32 copies.
+// After setting the weights: check that they are equal on all ranks, and share the fp32 copies. Files with the same name
+// may differ between machines, and with ZeRO-1 each rank would broadcast a shard of its own file.
 static inline void run_share(Run* r) {
-    check_same_weights(&r->group, &r->buffers->table, r->buffers->params, &r->ctx);
-    model_buffers_share(r->buffers, &r->ctx);
+    const ModelBuffers* b = r->buffers;
+    const TensorPart weights = {.prefix = "", .device = b->params, .type = VIEW_FLOATX};
+    char hash[16];
+    if (r->group.size > 1) {
+        snprintf(hash, sizeof hash, "%08x", checkpoint_weights_hash(&weights, b->table.elements, &r->ctx));
+        group_check_same(&r->group, "the initial weights (CRC-32)", hash);
+    }
+    model_buffers_share(b, &r->ctx);
 }
 
 // Allocate as run_alloc() does, and set the weights: from the checkpoint, else from the model's file, else random.
@@ -179,56 +288,89 @@ static inline void run_init_model(Run* r, ModelBuffers* b, WeightRules rules) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Steps
+// Begin, save, end
 
-// After a validation of the weights: swap in their average for another validation, then swap back. Returns whether a
-// validation follows. All ranks call it.
-static inline int run_average(Run* r) {
-    WeightAverage* average = &r->session.average;
-    int64_t step = r->session.step;
-    if (!average->is_in && (!weight_average_is_on(average, step) || average->shown == step)) return 0;
-    average->shown = step;
-    weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
-    return average->is_in;
+// Print the first lines of a run. `step_tokens`: in a step over all ranks. `about`: "" if exact, else "about " or
+// "at most ".
+static inline void run_print_start(const Run* r, uint64_t tokens, const char* about, double step_tokens) {
+    int64_t step = r->step, last = r->last;
+    Schedule schedule = r->schedule;
+    schedule.peak = 1;  // so its rates are parts of -l
+    printf("%zu parameters, %s | %llu training tokens, %s%.0f a step | ", r->buffers->table.parameters,
+           r->start ? r->start : r->settings.model, (unsigned long long)tokens, about, step_tokens);
+    if (step < last) printf("steps %lld to %lld | ", (long long)step + 1, (long long)last);
+    else printf("no steps left: step %lld is done, the last one is %lld | ", (long long)step, (long long)last);
+    printf("%d CPU threads | ", device_threads());
+    if (r->group.size > 1 && r->settings.passes != PASSES_FORWARD)
+        printf("%d ranks, gradients summed %s | ", r->group.size,
+               r->grad_sync.at_once ? "at once" : "bucket by bucket");
+    printf("100 %% mfu is %.4g TFLOP/s%s, %s\n", 1e-12 * r->steps.peak_flops / r->group.size,
+           r->group.size > 1 ? " a rank" : "",
+           r->steps.peak_is_measured ? "measured on a large matmul" : "the data sheet's peak");
+    if (schedule.warmup > last && step < last)
+        printf("the warm-up (-u %lld) is longer than the run: the learning rate ends at %.3g of -l\n",
+               (long long)schedule.warmup, schedule_at(&schedule, last - 1));
+    memory_plan_print(stdout, &r->plan);
 }
 
-// Whether a validation is due now whose result `key` log.jsonl lacks. All ranks call it.
-static inline int run_is_missing(const Run* r, const char* key) {
-    return r->has_val && session_is_missing(&r->session, &r->log, r->settings.val_every, key);
+// Lock OUT, open the log with the settings as its first line, and delete what an earlier run has left.
+static inline void run_open_directory(Run* r) {
+    Text settings = {NULL, 0, 0};
+    int64_t resumed = r->checkpoint ? r->step : -1;
+    run_check_lock(r);
+    if (*r->out) run_refuse_foreign(r);
+    if (*r->out) run_directory_prepare(r->out);
+    int was_open = *r->out && !r->lock.path && !r->settings.overwrite;  // other runs could lock it until now
+    run_lock(r, O_CREAT);
+    if (was_open && run_count_checkpoints(r->out) != r->earlier)
+        die(USAGE, "%s: another run has saved there since this one started; choose another -o", r->out);
+    group_barrier(&r->group);  // the lock exists now
+    if (r->group.rank > 0 && *r->settings.out) run_lock_follow(&r->lock, r->settings.out);
+    if (r->held >= 0) close(r->held);
+    r->held = -1;
+    log_open(&r->log, r->out, &r->lock, resumed);
+    // A run that was killed may have logged a validation of its step after the checkpoint.
+    for (size_t i = 0; i < r->log.result_count && r->settings.keep_best; i++)
+        if (strcmp(r->log.results[i].key, "val_loss") == 0 && r->log.results[i].step == r->step)
+            best_judge(&r->best, r->step, r->log.results[i].value);
+    if (r->settings.keep_best) group_broadcast(&r->group, &r->best, sizeof r->best);
+    if (*r->out) run_delete_earlier(r);
+    if (*r->out) checkpoint_clean(&r->lock, r->out, r->checkpoint, resumed);
+    flags_to_json(&settings, r->flags, r->flag_count);
+    log_line(&r->log, &settings);
+    free(settings.text);
+    r->writer = (CheckpointWriter*)xcalloc(1, sizeof *r->writer);
+    writer_open(r->writer, &r->group, &r->log, resumed);
 }
 
 // From here on the run writes files. Prints the first line, with the number of training tokens (`tokens`) and of tokens
-// in a step over all ranks (`step_tokens`). `about`: "" if the latter is exact, else "about " or
-// "at most ". Returns 1 if log.jsonl lacks a validation that is due. If it is only that of the average of the weights,
-// the average is swapped in.
+// in a step over all ranks (`step_tokens`), which `about` qualifies. Returns 1 if log.jsonl lacks a validation that is
+// due. If it is only that of the average of the weights, the average is swapped in.
 static inline int run_begin(Run* r, uint64_t tokens, const char* about, double step_tokens) {
-    session_begin(&r->session, &r->log);
-    steps_begin(&r->steps, &r->session, &r->grad_sync);
-    steps_print_start(&r->steps, &r->session, r->buffers->table.parameters, tokens, about, step_tokens);
-    memory_plan_print(stdout, &r->plan);
-    r->schedule = session_schedule(&r->session);
+    run_open_directory(r);
+    run_begin_steps(r);
+    run_print_start(r, tokens, about, step_tokens);
     r->is_paused = 1;
     // A run that was killed may lack the last validation and the average of the last checkpoint, which follows it.
-    r->session.average.saved = -1;
-    r->session.average.shown = run_is_missing(r, "ema_val_loss") ? -1 : r->session.step;
-    return run_is_missing(r, "val_loss") || run_average(r);
+    r->average.saved = -1;
+    r->average.shown = run_lacks_validation(r, "ema_val_loss") ? -1 : r->step;
+    return run_lacks_validation(r, "val_loss") || run_average(r);
 }
 
 // Save the model and the optimizer. Returns 0, -1 after a warning.
 static inline int run_save(Run* r) {
-    WeightAverage* average = &r->session.average;
+    WeightAverage* average = &r->average;
     grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);  // the other ranks' parameters are on their way
     const char* val = r->settings.val_every ? r->val_pattern : NULL;
-    size_t parameters = r->buffers->table.parameters;
-    Text card = model_card(&r->session, &r->log, r->config.text, parameters, val, 0);
-    int result = session_save(&r->session, r->buffers, &r->optimizer, r->config.text, card.text);
+    Text card = model_card(r, val, 0);
+    int result = run_save_checkpoint(r, card.text);
     free(card.text);
-    if (!weight_average_is_on(average, r->session.step) || average->saved == r->session.step) return result;
-    average->saved = r->session.step;
+    if (!weight_average_is_on(average, r->step) || average->saved == r->step) return result;
+    average->saved = r->step;
     weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
     grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);
-    card = model_card(&r->session, &r->log, r->config.text, parameters, val, 1);
-    session_save_average(&r->session, r->buffers, r->config.text, card.text);
+    card = model_card(r, val, 1);
+    run_save_average(r, card.text);
     free(card.text);
     weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
     return result;
@@ -237,125 +379,48 @@ static inline int run_save(Run* r) {
 // Save a checkpoint if one is due. Returns whether another step follows. A `signal` (0: none) ends the run. All ranks
 // call it.
 static inline int run_next_step(Run* r, int signal) {
-    Session* s = &r->session;
     // A resumed run made up a validation that a signal had ended: its checkpoint is saved again, with the result.
-    if (s->writer->step == s->step && group_any(s->group, log_has_late_result(&r->log, s->step)))
-        s->writer->step = -1, r->checkpoint_is_due = 1;
-    if (r->checkpoint_is_due || (r->settings.keep_best && s->best.step == s->step && s->step > 0)) run_save(r);
-    if (r->is_paused) steps_restart_clock(&r->steps);
+    if (r->writer->step == r->step && group_any(&r->group, log_has_late_result(&r->log, r->step)))
+        r->writer->step = -1, r->checkpoint_is_due = 1;
+    if (r->checkpoint_is_due || (r->settings.keep_best && r->best.step == r->step && r->step > 0)) run_save(r);
+    if (r->is_paused) run_restart_clock(r);
     r->checkpoint_is_due = r->is_paused = 0;
-    if (s->step >= s->end || session_must_stop(s, signal)) return 0;
-    group_begin_step(&r->group, s->step + 1);
-    steps_profile_begin(&r->steps, s);
+    if (r->step >= r->end || run_must_stop(r, signal)) return 0;
+    group_begin_step(&r->group, r->step + 1);
+    run_begin_profiled_step(r);
     return 1;
 }
 
-// A micro-batch of a step on this rank.
-typedef struct {
-    int index;            // of r->micro_steps
-    int first;            // number of its first sequence in the whole step
-    uint64_t sequence;    // number of that sequence in the run's data
-    Direction direction;  // FORWARD: --mode excludes the backward pass
-    Mode mode;            // how losses and gradients are written: SET for the step's first micro-batch, then ADD
-} MicroBatch;
-
-// The number, in the run's data, of the step's first sequence.
-static inline uint64_t run_step_sequence(const Run* r) { return r->settings.overfit ? 0 : r->session.consumed; }
-
-// Begin a step. The caller launches its micro-batches in a loop over run_next_micro_batch().
-static inline MicroBatch run_begin_step(Run* r) {
-    MicroBatch micro;
-    memset(&micro, 0, sizeof micro);
-    micro.index = -1;
-    micro.sequence = run_step_sequence(r);
-    micro.direction = r->settings.passes == PASSES_FORWARD ? FORWARD : BACKWARD;
-    DropoutStep dropout = {
-        .is_on = micro.direction == BACKWARD, .seed = (uint64_t)r->settings.seed, .step = (uint64_t)r->session.step};
-    r->buffers->dropout = dropout;
-    r->lr = schedule_at(&r->schedule, r->session.step);
-    scope_step(&r->ctx, r->session.step + 1);
-    fp8_state_begin_step(&r->buffers->fp8);
-    if (r->session.step == r->buffers->fp8.steps) step_graph_restart(&r->steps.graph);  // with other matmuls
-    return micro;
+// Report how the run ended, after the last save. Ends with FAILED if the save failed. All ranks call it.
+static inline void run_report_end(Run* r, int failed) {
+    const Settings* s = &r->settings;
+    run_check_lock(r);
+    if (r->best.step > 0 && s->keep_best)
+        printf("lowest validation loss: %.4f after step %lld\n", r->best.loss, (long long)r->best.step);
+    if (r->average.decay > 0 && !s->evaluate && !weight_average_is_on(&r->average, r->step))
+        printf("no average of the weights: --ema-start %lld is not reached\n", (long long)s->ema_start);
+    if (r->stop)
+        printf("stopped by signal %d after step %lld%s\n", r->stop, (long long)r->step,
+               failed || !*r->out ? "" : ", saved");
+    if (failed)
+        die(FAILED, "%s: the state after step %lld could not be saved; make room there, then resume with -y 1", s->out,
+            (long long)r->step);
 }
 
-// Advance to the next micro-batch. Returns 0 after the last one. Gradients are all-reduced during the backward pass of
-// the last one.
-static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
-    int i = ++micro->index, first = (i * r->group.size + r->group.rank) * r->settings.B;
-    if (i > 0 && i < r->micro_steps) step_graph_end(&r->steps.graph, &r->ctx);
-    if (i == r->micro_steps) {
-        r->buffers->dropout.is_on = 0;
-        return 0;
-    }
-    micro->sequence += (uint64_t)(first - micro->first);
-    micro->first = first;
-    micro->mode = i == 0 ? SET : ADD;
-    if (i + 1 == r->micro_steps && micro->direction == BACKWARD) grad_sync_begin(&r->grad_sync);
-    return 1;
-}
-
-// Call after the micro-batch is on the device. With --graph, launches are captured from here on. run_next_micro_batch()
-// runs them; for the last micro-batch, run_log() does.
-static inline void run_capture(Run* r, MicroBatch micro) {
-    step_graph_begin(&r->steps.graph, micro.index == 0, micro.index + 1 == r->micro_steps, &r->ctx);
-}
-
-// Finish the all-reduce of the gradients, and all-reduce the losses.
-static inline void run_all_reduce(Run* r, StepLosses losses) {
-    steps_all_reduce(&r->session, r->buffers->grads, losses, &r->grad_sync);
-    fp8_state_end_step(&r->buffers->fp8, r->session.step, &r->grad_sync, &r->ctx);
-}
-
-// Update the parameters, unless --mode excludes it.
-static inline void run_update(Run* r, StepLosses losses) {
-    steps_update(&r->session, r->buffers, losses, &r->optimizer, r->lr);
-    if (r->settings.passes == PASSES_TRAIN)
-        weight_average_step(&r->session.average, r->session.step + 1, r->buffers, &r->optimizer, &r->ctx);
-}
-
-// Sequences in a step over all ranks.
-static inline int run_step_sequences(const Run* r) { return r->micro_steps * r->settings.B * r->group.size; }
-
-// The step is launched: start reading its results, which run_end_step() logs.
-static inline void run_log(Run* r, StepLosses losses, StepWork work) {
-    steps_launched(&r->steps, &r->session, r->lr, work, losses, &r->optimizer);
-    scope_step(&r->ctx, -1);
-}
-
-// After launching a step: read and log the results of all steps, or of all but the last. `pauses`: 1 if something other
-// than a step and validation follows, which takes time and needs a complete log. Returns whether a validation is due.
-static inline int run_end_step(Run* r, int pauses) {
-    int profile = steps_profile_end(&r->steps, &r->session);
-    int validation = r->has_val && session_is_due(&r->session, r->settings.val_every, 1);
-    r->checkpoint_is_due = session_checkpoint_is_due(&r->session);
-    r->is_paused = profile || pauses || validation || r->checkpoint_is_due;
-    int lag = r->is_paused || r->session.step == r->session.end ? 0 : READBACK_LAG;
-    steps_finish(&r->steps, lag, &r->session, &r->log, r->buffers, &r->optimizer);
-    if (r->is_paused) group_begin_work(&r->group);
-    if (validation) fp8_report(&r->buffers->fp8, r->session.group, &r->log, r->session.step, r->session.ctx);
-    return validation;
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Validation
-
-// Advance to this rank's next micro-batch of the validation. A `signal` (0: none) ends the loop early, on this rank.
-// Returns 0 after the last one: then share->is_stopped tells whether any rank received a signal. All ranks call it.
-static inline int run_next_val(Run* r, ValShare* share, int signal) {
-    group_begin_work(&r->group);
-    if (!signal && val_share_next(share)) return 1;
-    share->is_stopped = group_any(&r->group, signal != 0);
-    return 0;
-}
-
-// After the last step: read and log the remaining results, save, draw the plot, and report how the run ended.
+// After the last step: read and log the remaining results, save, draw the plot, and report a profile with the energy of
+// ops, or an incomplete profile, and how the run ended.
 static inline void run_end(Run* r, const char* title) {
-    steps_finish(&r->steps, 0, &r->session, &r->log, r->buffers, &r->optimizer);
+    Profiler* profiler = &r->steps.profiler;
+    run_finish_steps(r, 0);
     group_begin_work(&r->group);
-    int failed = run_save(r) != 0 || session_finish_save(&r->session) != 0;
+    int failed = run_save(r) != 0 || run_finish_save(r) != 0;
     log_write_svg(&r->log, title);
-    steps_end(&r->steps, &r->session, failed);
+    int is_measured = profiler_measure_ops(profiler, &r->group, &r->ctx);
+    ProfiledRun run = run_profiled(r);
+    if (is_measured) profiler_report(stdout, profiler, &run);
+    else if (r->stop) profiler_stop(stdout, profiler, &run);
+    step_graph_report(&r->steps.graph);
+    run_report_end(r, failed);
 }
 
 // Free the model's buffers and everything else of the run.
@@ -364,12 +429,19 @@ static inline void run_close(Run* r) {
     steps_close(&r->steps);
     optimizer_free(&r->optimizer);
     log_close(&r->log);
-    session_close(&r->session);
+    if (r->writer) writer_close(r->writer);
+    free(r->writer);
+    if (r->held >= 0) close(r->held);
+    run_lock_close(&r->lock);
+    tokenizer_free(&r->tokenizer);
+    tokenizer_files_free(&r->tokenizer_files);
     matmul_plans_free(&r->ctx);
     grad_sync_close(&r->grad_sync);
     context_free(&r->ctx);
     group_close(&r->group);
-    free(r->train_pattern), free(r->val_pattern), free(r->data_directory);
+    state_free(&r->restored);
+    flags_free(r->flags, r->flag_count);
+    free(r->train_pattern), free(r->val_pattern), free(r->data_directory), free(r->checkpoint);
     free(r->start), free(r->hub), free(r->directory), free(r->weights), free(r->config.text);
 }
 

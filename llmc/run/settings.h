@@ -7,6 +7,7 @@
 
 #include "llmc/base/flags.h"
 #include "llmc/base/schedule.h"
+#include "llmc/optim/optimizer.h"
 
 typedef struct {
     const char *train_data, *val_data, *model, *out, *recipe;
@@ -258,6 +259,25 @@ static inline int settings_language_rows(Settings* s, Flag* table, const char* m
     };
     // clang-format on
     return settings_add_rows(table, settings_rows(s, table, model_help), rows, COUNT_OF(rows));
+}
+
+// Refuse flags that contradict each other.
+static inline void settings_check(const Settings* s) {
+    if (s->resume && s->overwrite)
+        die(USAGE, "-y 1 and --overwrite 1: one resumes the run in -o, the other deletes it; leave one out");
+    if (s->resume && !*s->out)
+        die(USAGE, "-y 1 and -o '': there is nothing to resume; name the run's directory with -o");
+    if (s->passes != PASSES_TRAIN && !s->profile)
+        die(USAGE, "--mode other than train needs --profile: such a run trains nothing");
+    if (!s->profile && s->profile_energy) die(USAGE, "--profile-energy 1: needs --profile");
+    if (s->optimizer == LAMB && s->cautious_decay)
+        die(USAGE, "--cautious-decay 1 does not combine with --optimizer lamb, whose update includes the decay");
+    if (s->optimizer == LAMB && (s->embedding_lr > 0 || s->vector_lr > 0))
+        die(USAGE, "--embedding-lr and --vector-lr do not combine with --optimizer lamb, which scales each tensor");
+    if (s->lr == 0 && (s->embedding_lr > 0 || s->vector_lr > 0))
+        die(USAGE, "-l 0 does not combine with --embedding-lr and --vector-lr, which follow its schedule");
+    if (s->override && !s->resume)
+        die(USAGE, "--override 1 without -y 1: it applies to a resumed run; add -y 1 or leave it out");
 }
 
 // Refuse an average of the weights that begins with the run's `last` step or later: it would hold those weights alone,

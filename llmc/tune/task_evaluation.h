@@ -218,15 +218,15 @@ static inline void task_score_print(TaskScore s) {
 }
 
 // Write a line to the log, or print the scores if `log` is NULL.
-static inline void task_score_show(Log* log, const Session* session, TaskScore s) {
+static inline void task_score_show(Log* log, const Run* r, TaskScore s) {
     Text t = {NULL, 0, 0};
     if (!log) {
         task_score_print(s);
         return;
     }
     for (int i = 0; i < 2; i++) log_put(&t, s.figures->keys[i], s.values[i], 6);
-    log_validation(log, session->step, session->last, s.loss, t.text);
-    log_print_step(session->step, session->last);
+    log_validation(log, r->step, r->last, s.loss, t.text);
+    log_print_step(r->step, r->last);
     task_score_put(s, s.figures->digits);
     printf("\n");
     free(t.text);
@@ -234,12 +234,12 @@ static inline void task_score_show(Log* log, const Session* session, TaskScore s
 
 // Combine the results of all ranks, and log or print them. `predictions`: the file to write predictions to; empty:
 // none.
-static inline void task_evaluation_end(TaskEvaluation* e, const char* predictions, const Session* session, Log* log) {
+static inline void task_evaluation_end(TaskEvaluation* e, const char* predictions, const Run* r, Log* log) {
     TaskData* data = e->data;
-    const ProcessGroup* group = session->group;
+    const ProcessGroup* group = &r->group;
     double sums[3] = {e->loss, e->targets, e->not_finite};
     group_sum_counts(group, sums, 3);
-    if (sums[2] > 0) session_check_finite(session, "a prediction", NAN);
+    if (sums[2] > 0) run_check_finite(r, "a prediction", NAN);
     TaskScore score = {.loss = sums[0] / sums[1],
                        .examples = sums[1],
                        .predicted = e->count,
@@ -261,7 +261,7 @@ static inline void task_evaluation_end(TaskEvaluation* e, const char* prediction
         if (*predictions && group->rank == 0) task_write_classes(e, predictions);
     }
     free(e->number), free(e->predicted);
-    if (!e->is_stopped) task_score_show(log, session, score);
+    if (!e->is_stopped) task_score_show(log, r, score);
 }
 
 #endif

@@ -14,7 +14,7 @@
 #include "llmc/bert/mlm_settings.h"
 #include "llmc/device/host_view.h"
 #include "llmc/model/config.h"
-#include "llmc/run/nonfinite.h"
+#include "llmc/run/evaluate.h"
 #include "llmc/tune/labelled.h"
 #include "llmc/tune/span.h"
 #include "llmc/tune/squad.h"

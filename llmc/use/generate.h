@@ -128,8 +128,8 @@ static inline size_t generation_encode_chat(int** ids, int* end, const Bpe* bpe,
 }
 
 // Open the encoder in the model's directory, for a text from the flag `flag`.
-static inline void generation_open_encoder(Bpe* bpe, const char* flag, const Session* session) {
-    if (!session->tokenizer_files.directory || bpe_open(bpe, session->tokenizer_files.directory) != 0)
+static inline void generation_open_encoder(Bpe* bpe, const char* flag, const Run* r) {
+    if (!r->tokenizer_files.directory || bpe_open(bpe, r->tokenizer_files.directory) != 0)
         die(USAGE,
             "%s: no tokenizer to encode it with; put tokenizer.json, or vocab.json and merges.txt, into the "
             "directory of the model",
@@ -137,30 +137,29 @@ static inline void generation_open_encoder(Bpe* bpe, const char* flag, const Ses
 }
 
 // Check that these n tokens are below V, the model's vocabulary size.
-static inline void generation_check_tokens(const int* ids, size_t n, const char* flag, const Session* session, int V) {
+static inline void generation_check_tokens(const int* ids, size_t n, const char* flag, const Run* r, int V) {
     for (size_t i = 0; i < n; i++)
         if (ids[i] >= V)
             die(USAGE,
                 "%s: contains token %d of the tokenizer in %s, but the model has %d tokens; put the model's own there",
-                flag, ids[i], session->tokenizer_files.directory, V);
+                flag, ids[i], r->tokenizer_files.directory, V);
 }
 
 // The tokens of the prompt (caller frees), at least one; NULL without a prompt. *end: the token that ends an answer, or
 // -1.
-static inline int* generation_read_prompt(const GenerateSettings* s, const Session* session, int V, int* count,
-                                          int* end) {
+static inline int* generation_read_prompt(const GenerateSettings* s, const Run* r, int V, int* count, int* end) {
     const char *flag = *s->chat ? "--chat" : "--prompt", *file = flags_text_file(s->prompt);
     size_t length = strlen(s->prompt);
     int* ids;
     Bpe bpe;
     *end = -1;
     if (!*s->prompt && !*s->chat) return NULL;
-    char* text = file ? generation_read_file(file, session->group, &length) : NULL;
+    char* text = file ? generation_read_file(file, &r->group, &length) : NULL;
     if (length == 0 && !*s->chat) die(USAGE, "--prompt %s: is empty; leave it out to start a document", s->prompt);
-    generation_open_encoder(&bpe, flag, session);
+    generation_open_encoder(&bpe, flag, r);
     size_t n = *s->chat ? generation_encode_chat(&ids, end, &bpe, s->chat)
                         : bpe_encode(&ids, &bpe, text ? text : s->prompt, length, AS_TOKEN);
-    generation_check_tokens(ids, n, flag, session, V);
+    generation_check_tokens(ids, n, flag, r, V);
     *count = (int)n;
     bpe_free(&bpe);
     free(text);
@@ -169,32 +168,32 @@ static inline int* generation_read_prompt(const GenerateSettings* s, const Sessi
 
 // Read the prompt, after generate_check(), for a model of V tokens and T positions that can cache keys and values if
 // `can_cache`.
-static inline void generation_open(Generation* g, const GenerateSettings* s, const Session* session, int T, int V,
+static inline void generation_open(Generation* g, const GenerateSettings* s, const Run* r, int T, int V,
                                    int can_cache) {
     int most = max_int(T - 1, 1), *prompt;
     memset(g, 0, sizeof *g);
     g->T = T, g->V = V, g->can_cache = can_cache;
     g->sampler.temperature = s->temperature, g->sampler.top_k = s->top_k, g->sampler.top_p = s->top_p;
-    prompt = generation_read_prompt(s, session, V, &g->prompt, &g->end);
+    prompt = generation_read_prompt(s, r, V, &g->prompt, &g->end);
     if (!prompt) g->prompt = g->hidden = 1;
     int dropped = max_int(g->prompt - most, 0);
-    if (dropped && session->group->rank == 0)
+    if (dropped && r->group.rank == 0)
         warn("the prompt has %d tokens; the model sees the last %d of them, one less than -t", g->prompt, most);
     g->prompt -= dropped;
     if (*s->chat) g->hidden = g->prompt;
     g->tokens = (int*)xmalloc(((size_t)g->prompt + (size_t)max_int(s->sample_tokens, s->generate)) * sizeof(int));
     if (prompt) memcpy(g->tokens, prompt + dropped, (size_t)g->prompt * sizeof(int));
-    else g->tokens[0] = session_end_of_text(session, V);
+    else g->tokens[0] = run_end_of_text(r, V);
     free(prompt);
 }
 
 static inline void generation_close(Generation* g) { free(g->tokens); }
 
 // Restart from the prompt. Each text number and each step of a run has its own random numbers.
-static inline void generation_begin(Generation* g, const Session* session, int number) {
+static inline void generation_begin(Generation* g, const Run* r, int number) {
     g->count = g->prompt;
     g->begin = g->past_len = g->not_finite = g->is_over = 0;
-    g->key = rng_stream((uint64_t)session->settings->seed, (uint64_t)session->step, (uint32_t)number, SITE_SAMPLE);
+    g->key = rng_stream((uint64_t)r->settings.seed, (uint64_t)r->step, (uint32_t)number, SITE_SAMPLE);
 }
 
 static inline Window generation_window(Generation* g) {
@@ -220,12 +219,11 @@ static inline void generation_draw(Generation* g, const real* logits) {
 }
 
 // The text so far; without a tokenizer, its token IDs.
-static inline Text generation_text(const Generation* g, const Session* session) {
+static inline Text generation_text(const Generation* g, const Run* r) {
     Text text = {NULL, 0, 0};
     for (int i = g->hidden; i < g->count; i++) {
         size_t bytes = 0;
-        const char* piece =
-            session->tokenizer_files.directory ? tokenizer_decode(&session->tokenizer, g->tokens[i], &bytes) : NULL;
+        const char* piece = r->tokenizer_files.directory ? tokenizer_decode(&r->tokenizer, g->tokens[i], &bytes) : NULL;
         if (piece) text_append(&text, piece, bytes);
         else text_printf(&text, "%d ", g->tokens[i]);
     }
@@ -233,11 +231,11 @@ static inline Text generation_text(const Generation* g, const Session* session) 
 }
 
 // Print text number `number`, after a line that separates it from the previous one.
-static inline void generation_print(Generation* g, const Session* session, int number) {
+static inline void generation_print(Generation* g, const Run* r, int number) {
     if (g->not_finite)
         die(STOPPED_BY_NAN,
             "--generate: the model's logits are not finite; take an earlier checkpoint or another model");
-    Text text = generation_text(g, session);
+    Text text = generation_text(g, r);
     if (number > 0) printf("---\n");
     fwrite(text.text, 1, text.length, stdout);  // bytes of any kind
     printf("\n");
@@ -247,16 +245,16 @@ static inline void generation_print(Generation* g, const Session* session, int n
 }
 
 // Print the text as a sample of a training run, and save it in OUT/sample.txt.
-static inline void generation_show(const Generation* g, const Session* session) {
-    Text text = generation_text(g, session);
-    session_show_text(session, &text);
+static inline void generation_show(const Generation* g, Run* r) {
+    Text text = generation_text(g, r);
+    run_show_text(r, &text);
     free(text.text);
 }
 
 // Print the speed to stderr, because stdout has only the texts. The first token loads kernels and tries matmul
 // algorithms, which may take longer than all others.
-static inline void generation_print_speed(const Generation* g, const Session* session, double seconds) {
-    if (session->group->rank > 0 || ferror(stdout)) return;
+static inline void generation_print_speed(const Generation* g, const Run* r, double seconds) {
+    if (r->group.rank > 0 || ferror(stdout)) return;
     fprintf(stderr, "%lld tokens in %.2f s", (long long)g->written, seconds);
     if (g->written > 1)
         fprintf(stderr, ": %.1f tokens/s after the first",

@@ -18,7 +18,7 @@
 #include "llmc/base/sequences.h"
 #include "llmc/data/batch_lm.h"
 #include "llmc/ops/accuracy.h"
-#include "llmc/run/nonfinite.h"
+#include "llmc/run/evaluate.h"
 #include "llmc/use/choice_files.h"
 
 // A sequence of a micro-batch: one ending of an example.
@@ -262,22 +262,23 @@ static inline void multiple_choice_print(const MultipleChoice* set, MultipleChoi
 }
 
 // Write a line to the log and the terminal; without a log only to the terminal.
-static inline void multiple_choice_show(const Session* s, Log* log, const MultipleChoice* set, MultipleChoiceResult r) {
+static inline void multiple_choice_show(const Run* r, Log* log, const MultipleChoice* set,
+                                        MultipleChoiceResult result) {
     char name[32], key[48];
     multiple_choice_name(set, name);
     snprintf(key, sizeof key, "a loss on %s", name);
-    if (r.not_finite > 0) session_check_finite(s, key, NAN);
-    if (log) log_print_step(s->step, s->last);
-    multiple_choice_print(set, r);
+    if (result.not_finite > 0) run_check_finite(r, key, NAN);
+    if (log) log_print_step(r->step, r->last);
+    multiple_choice_print(set, result);
     fflush(stdout);
     if (!log) return;
     Text t = {NULL, 0, 0};
     text_append(&t, "{", 1);
-    json_put_integer(&t, "step", s->step);
+    json_put_integer(&t, "step", r->step);
     snprintf(key, sizeof key, "%s_acc", name);
-    log_put(&t, key, r.acc, 6);
-    snprintf(key, sizeof key, r.is_cloze ? "%s_perplexity" : "%s_acc_norm", name);
-    log_put(&t, key, r.is_cloze ? r.perplexity : r.acc_norm, 6);
+    log_put(&t, key, result.acc, 6);
+    snprintf(key, sizeof key, result.is_cloze ? "%s_perplexity" : "%s_acc_norm", name);
+    log_put(&t, key, result.is_cloze ? result.perplexity : result.acc_norm, 6);
     text_append(&t, "}", 1);
     log_line(log, &t);
     free(t.text);
@@ -293,22 +294,22 @@ typedef struct {
     MultipleChoice* set;  // [count]
 } MultipleChoiceSets;
 
-// The first set whose results are due before this process's first step (session_is_missing). Those of all later sets
+// The first set whose results are due before this process's first step (run_is_missing). Those of all later sets
 // are also due. s->count: none.
-static inline int multiple_choice_first_missing(const MultipleChoiceSets* s, const Session* session, const Log* log) {
+static inline int multiple_choice_first_missing(const MultipleChoiceSets* s, const Run* r) {
     char name[32], key[48];
-    int i = session->step > 0 ? 0 : s->count;
+    int i = r->step > 0 ? 0 : s->count;
     for (; i < s->count; i++) {
         multiple_choice_name(&s->set[i], name);
         snprintf(key, sizeof key, "%s_acc", name);
-        if (session_is_missing(session, log, s->every, key)) break;
+        if (run_is_missing(r, s->every, key)) break;
     }
     return i;
 }
 
 // The number of sets to evaluate after the step that just ended: all of them or none.
-static inline int multiple_choice_due(const MultipleChoiceSets* s, const Session* session) {
-    return session_is_due(session, s->every, 1) ? s->count : 0;
+static inline int multiple_choice_due(const MultipleChoiceSets* s, const Run* r) {
+    return run_is_due(r, s->every, 1) ? s->count : 0;
 }
 
 // Append the rows of the settings. Returns the new count.

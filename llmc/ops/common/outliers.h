@@ -73,7 +73,7 @@ HOST_DEVICE static inline int outliers_judge(Outliers* o, OutlierLimits limits, 
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// In trainer.json: "outliers": {"loss": [oldest, ..., newest], "norm": [...]}
+// In trainer.json: a list from the oldest value to the newest
 
 static inline void outlier_window_put(Text* t, const char* key, const OutlierWindow* w) {
     int64_t held = w->count < (int64_t)OUTLIER_WINDOW ? w->count : (int64_t)OUTLIER_WINDOW;
@@ -86,14 +86,6 @@ static inline void outlier_window_put(Text* t, const char* key, const OutlierWin
     text_append(t, "]", 1);
 }
 
-static inline void outliers_put(Text* t, const Outliers* o) {
-    json_put_key(t, "outliers");
-    text_append(t, "{", 1);
-    outlier_window_put(t, "loss", &o->loss);
-    outlier_window_put(t, "norm", &o->norm);
-    text_append(t, "}", 1);
-}
-
 static inline void outlier_window_get(OutlierWindow* w, const JsonNode* object, const char* key, const char* file) {
     const JsonNode* list = json_need(object, key, JSON_ARRAY, file);
     memset(w, 0, sizeof *w);
@@ -103,17 +95,6 @@ static inline void outlier_window_get(OutlierWindow* w, const JsonNode* object, 
         if (x->type != JSON_NUMBER) die(USAGE, "%s: key \"%s\": is not a list of numbers", file, key);
         outlier_enter(w, x->number);
     }
-}
-
-// Read the object that outliers_put() wrote into. Without a saved state, the windows are empty.
-static inline Outliers outliers_get(const JsonNode* object, const char* file) {
-    const JsonNode* saved = json_get(object, "outliers");
-    Outliers o;
-    memset(&o, 0, sizeof o);
-    if (!saved) return o;
-    outlier_window_get(&o.loss, saved, "loss", file);
-    outlier_window_get(&o.norm, saved, "norm", file);
-    return o;
 }
 
 #endif

@@ -1,0 +1,144 @@
+/* trainer.json: all that a checkpoint keeps of a run besides weights and moments. Its values are rows, as flags are: name,
+ * type, address. The settings are one more member, which run/settings.h restores. */
+#ifndef LLMC_CHECKPOINT_STATE_H
+#define LLMC_CHECKPOINT_STATE_H
+
+#include <float.h>
+#include <limits.h>
+
+#include "llmc/base/json.h"
+#include "llmc/ops/common/loss_scale.h"
+#include "llmc/ops/common/outliers.h"
+
+// The validation with the lowest loss so far, for --keep-best. Those before the first step do not count.
+typedef struct {
+    double loss;     // the lowest
+    int64_t step;    // its step; 0: none yet
+    int64_t judged;  // the newest step that was counted: a validation repeated after a resume does not count twice
+} Best;
+
+// What trainer.json has besides the settings.
+typedef struct {
+    int64_t step, samples, data, step_sequences, ranks, shards;  // samples: sequences; data: its fingerprint
+    LossScale scale;                                             // scale 0: not dynamic
+    Outliers outliers;
+    int has_outliers;
+    Best best;
+    char *fp8, *matmul_plans;  // texts of the fp8 scales and of the matmul algorithms; NULL: none
+} SavedState;
+
+typedef enum { STATE_COUNT, STATE_REAL, STATE_DOUBLE, STATE_TEXT, STATE_WINDOW } StateType;
+
+// A value of trainer.json. The name "best.loss" is the key "loss" in the object "best".
+typedef struct {
+    const char* name;
+    StateType type;  // of *value: int64_t from 0 to `most`, real from 0 to FLT_MAX, double, char*, OutlierWindow
+    void* value;
+    int64_t most;
+    int is_saved;   // 0: left out
+    int is_needed;  // 1: every checkpoint has it. Without another value, *value stays as it is
+} StateRow;
+
+enum { STATE_ROWS = 16 };
+
+// The rows of `s`, after the step is known.
+static inline void state_rows(SavedState* s, StateRow rows[STATE_ROWS]) {
+    const StateRow all[STATE_ROWS] = {
+        {"step", STATE_COUNT, &s->step, INT64_MAX, 1, 1},
+        {"samples", STATE_COUNT, &s->samples, INT64_MAX, 1, 1},
+        {"train_data_fingerprint", STATE_COUNT, &s->data, UINT32_MAX, 1, 1},
+        {"step_sequences", STATE_COUNT, &s->step_sequences, INT_MAX, 1, 0},
+        {"ranks", STATE_COUNT, &s->ranks, INT_MAX, 1, 0},
+        {"shards", STATE_COUNT, &s->shards, INT_MAX, 1, 0},
+        {"updates", STATE_COUNT, &s->scale.updates, s->step, 1, 1},
+        {"loss_scale", STATE_REAL, &s->scale.scale, 0, s->scale.scale > 0, 0},
+        {"loss_scale_good_steps", STATE_COUNT, &s->scale.good, s->step, s->scale.scale > 0, 0},
+        {"outliers.loss", STATE_WINDOW, &s->outliers.loss, 0, s->has_outliers, 0},
+        {"outliers.norm", STATE_WINDOW, &s->outliers.norm, 0, s->has_outliers, 0},
+        {"best.judged", STATE_COUNT, &s->best.judged, INT64_MAX, s->best.judged > 0, 0},
+        {"best.step", STATE_COUNT, &s->best.step, INT64_MAX, s->best.judged > 0, 0},
+        {"best.loss", STATE_DOUBLE, &s->best.loss, 0, s->best.judged > 0, 0},
+        {"fp8", STATE_TEXT, &s->fp8, 0, s->fp8 != NULL, 0},
+        {"matmul_plans", STATE_TEXT, &s->matmul_plans, 0, 1, 0},
+    };
+    memcpy(rows, all, sizeof all);
+}
+
+// Length of the name of the row's object; 0: none.
+static inline size_t state_row_object(const StateRow* row) {
+    const char* dot = strchr(row->name, '.');
+    return dot ? (size_t)(dot - row->name) : 0;
+}
+
+static inline void state_row_put(Text* t, const StateRow* row, const char* key) {
+    if (row->type == STATE_COUNT) json_put_integer(t, key, *(const int64_t*)row->value);
+    if (row->type == STATE_REAL) json_put_number(t, key, (double)*(const real*)row->value);
+    if (row->type == STATE_DOUBLE) json_put_number(t, key, *(const double*)row->value);
+    if (row->type == STATE_TEXT) json_put_string(t, key, *(char* const*)row->value);
+    if (row->type == STATE_WINDOW) outlier_window_put(t, key, (const OutlierWindow*)row->value);
+}
+
+// Append the members of the state's object.
+static inline void state_put(Text* t, SavedState* s) {
+    StateRow rows[STATE_ROWS];
+    size_t open = 0;  // length of the open object's name
+    state_rows(s, rows);
+    for (int i = 0; i < STATE_ROWS; i++) {
+        const StateRow* row = &rows[i];
+        size_t n = state_row_object(row);
+        int is_in = open && n == open && strncmp(row->name, rows[i - 1].name, n) == 0;
+        if (open && !is_in) text_append(t, "}", 1), open = 0;
+        if (!row->is_saved) continue;
+        if (n && !is_in) {
+            char object[16];
+            snprintf(object, sizeof object, "%.*s", (int)n, row->name);
+            json_put_key(t, object);
+            text_append(t, "{", 1);
+            open = n;
+        }
+        state_row_put(t, row, row->name + (n ? n + 1 : 0));
+    }
+}
+
+// Read a value that the checkpoint has.
+static inline void state_row_get(const StateRow* row, const JsonNode* object, const char* key, const char* file) {
+    if (row->type == STATE_COUNT) {
+        int64_t n = json_get_int(object, key, file);
+        if (n < 0 || n > row->most)
+            die(USAGE, "%s: key \"%s\": is %lld; allowed: 0..%lld", file, row->name, (long long)n,
+                (long long)row->most);
+        *(int64_t*)row->value = n;
+    } else if (row->type == STATE_REAL) {
+        // At most FLT_MAX, because the largest --loss-scale-start, 3e38, is 3.00000006e38 as a float.
+        double x = json_get_double(object, key, file);
+        if (!(x >= 0 && x <= FLT_MAX))
+            die(USAGE, "%s: key \"%s\": is %g; allowed: 0..%g", file, row->name, x, (double)FLT_MAX);
+        *(real*)row->value = (real)x;
+    } else if (row->type == STATE_DOUBLE) {
+        *(double*)row->value = json_get_double(object, key, file);
+    } else if (row->type == STATE_TEXT) {
+        *(char**)row->value = xprintf("%s", json_get_string(object, key, file));
+    } else {
+        outlier_window_get((OutlierWindow*)row->value, object, key, file);
+    }
+}
+
+// Read what state_put() wrote into the object `root`. s->step is set.
+static inline void state_get(SavedState* s, const JsonNode* root, const char* file) {
+    StateRow rows[STATE_ROWS];
+    state_rows(s, rows);
+    for (int i = 0; i < STATE_ROWS; i++) {
+        const StateRow* row = &rows[i];
+        char name[16];
+        size_t n = state_row_object(row);
+        snprintf(name, sizeof name, "%.*s", (int)n, row->name);
+        const JsonNode* object = n ? json_get(root, name) : root;
+        const char* key = row->name + (n ? n + 1 : 0);
+        if (row->is_needed || (object && json_has(object, key))) state_row_get(row, object, key, file);
+    }
+    Best b = s->best;
+    if (b.step > b.judged || (b.step > 0 && !isfinite(b.loss)))
+        die(USAGE, "%s: key \"best\": is not the state of a run's validations", file);
+}
+
+#endif
