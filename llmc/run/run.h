@@ -151,7 +151,7 @@ static inline void run_alloc(Run* r, ModelBuffers* b) {
     b->grad_sync = &r->grad_sync;
     b->loss_scale = &r->optimizer.loss_scale->scale;
     b->master = r->optimizer.master;
-    steps_open(&r->steps, &r->settings, r->group.size);
+    steps_open(&r->steps, &r->settings, r->group.size, &r->ctx);
     r->session.average.decay = r->settings.ema, r->session.average.start = r->settings.ema_start;
     fp8_state_set(&b->fp8, r->session.fp8, r->session.checkpoint, &r->ctx);
     fp8_state_switch(&b->fp8, r->session.step);

@@ -3,11 +3,11 @@
 #ifndef LLMC_RUN_STEPS_H
 #define LLMC_RUN_STEPS_H
 
-#include "llmc/device/energy.h"
 #include "llmc/device/readback.h"
 #include "llmc/optim/model_buffers.h"
 #include "llmc/profile/report.h"
 #include "llmc/run/nonfinite.h"
+#include "llmc/run/peak.h"
 #include "llmc/run/step_graph.h"
 
 enum { STEP_LOSSES = 2 };
@@ -46,10 +46,11 @@ typedef struct {
     int peak_is_measured;  // 1: this device is not in the table of data-sheet peaks
     Profiler profiler;
     EnergyMeter energy;  // on rank 0, which writes the log, and on all ranks with --profile-energy
+    NvtxRanges ranges;
 } Steps;
 
 // Check --profile and --graph before anything is written. There must be steps to profile.
-static inline void steps_open(Steps* s, const Settings* settings, int ranks) {
+static inline void steps_open(Steps* s, const Settings* settings, int ranks, Context* ctx) {
     if (settings->profile && settings->evaluate)
         die(USAGE, "--profile %d measures training steps; --evaluate, --generate, --fill and --embed have none",
             settings->profile);
@@ -58,6 +59,8 @@ static inline void steps_open(Steps* s, const Settings* settings, int ranks) {
     step_graph_open(&s->graph, settings, ranks);
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);
     readback_open(&s->clock);
+    s->ctx = ctx;
+    nvtx_open(&s->ranges, ctx);
 }
 
 static inline void steps_close(Steps* s) {
@@ -65,6 +68,7 @@ static inline void steps_close(Steps* s) {
     readback_close(&s->clock);
     step_graph_close(&s->graph);
     profiler_close(&s->profiler);
+    nvtx_close(&s->ranges, s->ctx);
 }
 
 // Exclude the time between steps, such as a validation, from the next step.
@@ -78,10 +82,9 @@ static inline void steps_restart_clock(Steps* s) {
 static inline void steps_begin(Steps* s, const Session* session, const GradSync* grad_sync) {
     const Settings* settings = session->settings;
     s->finished = session->step;
-    s->ctx = session->ctx;
     s->grad_sync = grad_sync;
-    s->peak_flops = profiler_peak_flops(session->ctx) * session->group->size;
-    s->peak_is_measured = profiler_known_peak() == 0;
+    s->peak_flops = peak_flops(session->ctx) * session->group->size;
+    s->peak_is_measured = peak_of_data_sheet() == 0;
     if (settings->profile_energy || (session->group->rank == 0 && *settings->out)) energy_open(&s->energy);
     if (settings->profile_energy && !s->energy.device) warn("--profile-energy 1: NVML has no energy counter here");
     profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->fp8 > 0, session->step,
