@@ -179,7 +179,7 @@ static inline void steps_launched(Steps* s, Session* session, double lr, StepWor
 // Add to a line of log.jsonl: energy and clock, if their measurement ended with this step; and with several losses,
 // each loss and sequences per second.
 static inline void steps_extra(Text* t, const LaunchedStep* done, double seconds, EnergyMeter* energy) {
-    double joules = energy_step(energy, now_seconds());
+    double joules = energy->device ? energy_step(energy, now_seconds()) : (double)NAN;
     if (!isnan(joules)) log_put(t, "joules", joules, 6), log_put(t, "mhz", energy_mhz(energy), 6);
     if (done->losses.count < 2) return;
     for (int i = 0; i < done->losses.count; i++)
@@ -233,7 +233,7 @@ static inline void steps_finish_one(Steps* s, const Session* session, Log* log, 
     line.extra = extra.text;
     s->last = &done->result;
     s->finished = done->step;
-    profiler_step_took(&s->profiler, done->step - 1, seconds);
+    if (s->profiler.count) profiler_step_took(&s->profiler, done->step - 1, seconds);
     if (!isfinite(norm) && !overflow) session_report_nan(session, done->step, &b->table, b->grads, loss, norm);
     log_step(log, &line);
     free(extra.text);
@@ -242,7 +242,7 @@ static inline void steps_finish_one(Steps* s, const Session* session, Log* log, 
 // Called around the launch of a step, for --profile. steps_profile_end() writes the report after the last profiled
 // step. It returns 1 if the step's results must be read at once and the clock restarted.
 static inline void steps_profile_begin(Steps* s, const Session* session) {
-    if (!profiler_prepare_step(&s->profiler, session->step, session->ctx)) return;
+    if (!s->profiler.count || !profiler_prepare_step(&s->profiler, session->step, session->ctx)) return;
     steps_restart_clock(s);  // the step's time excludes its preparation
     profiler_begin_step(&s->profiler, session->ctx);
 }
@@ -263,6 +263,7 @@ static inline ProfiledRun steps_profiled(const Steps* s, const Session* session)
 
 static inline int steps_profile_end(Steps* s, const Session* session) {
     int64_t step = session->step - 1;
+    if (!s->profiler.count) return 0;
     int at_once = profiler_reads_at_once(&s->profiler, step);
     if (profiler_end_step(&s->profiler, step, session->ctx)) {
         group_begin_work(session->group);
