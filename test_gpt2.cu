@@ -647,11 +647,7 @@ static void test_ops(Tests* t, int recompute) {
 // The plan of the memory against what a step uses
 
 static void test_memory(Tests* t) {
-#ifdef __CUDACC__
-    const int paths = 2;
-#else
-    const int paths = 1;  // the CPU has one attention
-#endif
+    const int paths = 1 + GPU_BUILD;  // the CPU has one attention
     // Attention, the head or a block needs the most scratch; sizes that are multiples of nothing.
     static const struct {
         Config config;

@@ -14,7 +14,7 @@ inline float ex2_approx(float x) { return exp2f(x); }
 inline float quantize_max(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
 #endif
 
-#ifdef LLMC_DEVICE_TRACE_H
+#ifdef LLMC_PROFILE_TRACE_H
 void kernel_trace_lead_kernel(uint64_t) {}  // keeps a GPU busy while launches are queued
 #endif
 

@@ -12,7 +12,7 @@
 #define DEV_OPS_HARNESS_H
 
 #include "arrays.h"
-#include "llmc/device/scope.h"
+#include "llmc/profile/scope_log.h"
 #include "timing.h"
 
 // The tolerance for the type of the build. `single` is for float on the CPU and the GPU. It is at most 1e-5, unless a
@@ -150,11 +150,11 @@ static inline void expect_true(Harness* h, const char* what, int condition) {
 static inline void expect_bytes(Harness* h, const char* op, void (*run)(void* state), void* state, double want) {
     ScopeLog log;
     scope_log_open(&log, NULL);
-    h->ctx.scope_log = &log;
+    scope_attach(&h->ctx, &log.observer);
     run(state);
-    h->ctx.scope_log = NULL;
-    expect_true(h, "a scope", log.count > 0 && strcmp(log.records[0].op, op) == 0);
-    expect_within(h, op, log.count ? log.records[0].bytes : 0, want, 0);
+    scope_detach(&h->ctx, &log.observer);
+    expect_true(h, "a scope", log.count > 0 && strcmp(log.records[0].scope.op, op) == 0);
+    expect_within(h, op, log.count ? log.records[0].scope.bytes : 0, want, 0);
     scope_log_close(&log);
 }
 

@@ -4,7 +4,7 @@
 #define DEV_RECSYS_TEST_RECOMMENDER_H
 
 #include "dev/test/tests.h"
-#include "llmc/device/trace.h"
+#include "llmc/profile/trace.h"
 
 // A model with its optimizer, and a batch on the device.
 typedef struct {

@@ -2,10 +2,10 @@
 #include "fuzz.h"
 
 #include "llmc/bert/mlm_data.h"
-#include "llmc/profile/profiler.h"
+#include "llmc/run/peak.h"
 
 // What the machine can do is measured in half a second, which is long here.
-#define profiler_peak_flops(ctx) ((void)(ctx), 1e12)
+#define peak_flops(ctx) ((void)(ctx), 1e12)
 // Each micro-batch of a step takes memory of its own: for millions of them that takes seconds.
 #define mlm_source_alloc(d, recipe, B, T, micro_steps, ctx)                                                            \
     do {                                                                                                               \

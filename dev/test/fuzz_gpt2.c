@@ -1,10 +1,10 @@
 /* The readers of the GPT-2 trainer, for fuzz.c. */
 #include "fuzz.h"
 
-#include "llmc/profile/profiler.h"
+#include "llmc/run/peak.h"
 
 // What the machine can do is measured in half a second, which is long here.
-#define profiler_peak_flops(ctx) ((void)(ctx), 1e12)
+#define peak_flops(ctx) ((void)(ctx), 1e12)
 #define main gpt2_main
 #include "train_gpt2.cu"
 #undef main

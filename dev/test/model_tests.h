@@ -154,11 +154,11 @@ static void logged_begin(LoggedStep* s, Context* ctx) {
         kernel_trace_collect(&s->trace);
         kernel_trace_clear(&s->trace);
     }
-    ctx->scope_log = &s->log;
+    scope_attach(ctx, &s->log.observer);
 }
 
 static void logged_end(LoggedStep* s, Context* ctx) {
-    ctx->scope_log = NULL;
+    scope_detach(ctx, &s->log.observer);
     device_synchronize(ctx);
     if (s->is_tracing) kernel_trace_collect(&s->trace);
 }
@@ -176,8 +176,8 @@ static void report_ops(Tests* t, const char* what, const LoggedStep* s, Directio
     char* name = xprintf("%s: the ops of layer %d, %s", what, layer, direction_name(direction));
     text_append(&ops, "", 0);
     for (size_t i = 0; i < s->log.count; i++)
-        if (s->log.records[i].direction == direction && s->log.records[i].layer == layer)
-            text_printf(&ops, "%s ", s->log.records[i].op);
+        if (s->log.records[i].scope.direction == direction && s->log.records[i].scope.layer == layer)
+            text_printf(&ops, "%s ", s->log.records[i].scope.op);
     int same = strcmp(ops.text, want) == 0;
     if (!same) printf("got  %s\nwant %s\n", ops.text, want);
     report(t, same, name, !same, 0);
@@ -197,7 +197,7 @@ static void report_kernels(Tests* t, const char* what, const LoggedStep* s, cons
         ops += !row->is_helper;
     }
     for (size_t i = 0; i < s->log.count; i++)
-        without += s->log.records[i].direction == direction && s->log.records[i].layer == layer;
+        without += s->log.records[i].scope.direction == direction && s->log.records[i].scope.layer == layer;
     without -= ops;
     char* name = xprintf("%s: %d kernels of layer %d, %s, and %d ops without any", what, kernels, layer,
                          direction_name(direction), without);

@@ -129,7 +129,7 @@ static void traced_open(Traced* d, const char* without, int longer, int later) {
     d->log.records = d->records, d->log.count = COUNT_OF(OPS), d->log.trace = &d->trace;
     d->trace.lost = 3;
     for (size_t i = 0; i < COUNT_OF(OPS); i++) {
-        ScopeRecord* r = &d->records[i];
+        Scope* r = &d->records[i].scope;
         r->op = OPS[i].op, r->direction = OPS[i].direction, r->layer = OPS[i].layer;
         r->flops = OPS[i].flops, r->bytes = OPS[i].bytes;
         snprintf(r->shapes, sizeof r->shapes, "%s", OPS[i].shapes);
@@ -325,7 +325,7 @@ static void test_ops(Tests* t) {
     scope_log_open(&log, NULL);
     Scope unheard = scope_open(&ctx, "unheard", 0, 0, "n=%d", 1);
     scope_close(&unheard);
-    ctx.scope_log = &log;
+    scope_attach(&ctx, &log.observer);
     scope_at(&ctx, BACKWARD, 3);
     Scope outer = scope_open(&ctx, "outer", 1, 2, "n=%d", 4), inner = scope_open(&ctx, "inner", 0, 0, "m=%d", 5);
     usleep(20000);
@@ -835,7 +835,7 @@ static void test_op_energies(Tests* t) {
     Table table;
     memset(&e, 0, sizeof e);
     for (size_t i = 0; i < COUNT_OF(calls); i++) {
-        ScopeRecord r;
+        Scope r;
         memset(&r, 0, sizeof r);
         r.direction = calls[i].direction, r.op = calls[i].op;
         snprintf(r.shapes, sizeof r.shapes, "%s", calls[i].shapes);
@@ -1127,9 +1127,9 @@ static void test_files_of_ops(Tests* t) {
     ProfileStep step;
     ProfileReport r;
     memset(records, 0, sizeof records), memset(&r, 0, sizeof r);
-    records[0].op = "matmul_forward", records[1].op = "adamw\"update";
+    records[0].scope.op = "matmul_forward", records[1].scope.op = "adamw\"update";
     records[0].start = 5, records[0].seconds = 2e-6, records[1].start = 5 + 3e-6, records[1].seconds = 1e-6;
-    records[1].direction = OPTIMIZER, records[0].layer = records[1].layer = -1;
+    records[1].scope.direction = OPTIMIZER, records[0].scope.layer = records[1].scope.layer = -1;
     scope_log_open(&log, NULL);
     log.records = records, log.count = 2;
     profile_from_log(&step, &log, 0);

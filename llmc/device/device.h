@@ -17,6 +17,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#define GPU_BUILD 1
+#else
+#define GPU_BUILD 0
 #endif
 
 // Type of weights and activations, and its name in safetensors.
@@ -92,10 +95,11 @@ typedef struct {
 
 // The last argument of every op. Zero-initialise it, then call context_init().
 typedef struct {
-    Direction direction;         // set by the trainer with scope_at(), read by the launchers' scopes
-    int layer;                   // -1 outside the blocks
-    struct ScopeLog* scope_log;  // NULL: nothing is recorded
-    void* scratch;               // used by one launch at a time; grows to the largest request of the first step
+    int64_t step;               // set by the trainer with scope_step(); below 1: none
+    Direction direction;        // set by the trainer with scope_at()
+    int layer;                  // -1 outside the blocks
+    struct Observer* observer;  // of the launchers' scopes (scope.h); NULL in a plain run
+    void* scratch;              // used by one launch at a time; grows to the largest request of the first step
     size_t scratch_bytes;
     size_t allocated;   // by device_alloc() and for the workspace, freed blocks too; for tests
     size_t host_waits;  // calls of device_synchronize() and device_download() on the CPU, for the profiler
@@ -116,8 +120,6 @@ typedef struct {
     AttentionPath attention;           // as requested; cases that flash does not support are materialized
     int attention_told;                // 1: the message about materialized attention was printed
     struct BatchPlans* batch_plans;    // created on first use (cublaslt.cuh)
-    int tool;                          // whether an NVTX tool is attached: 0 not checked yet, 1 yes, -1 no
-    int ranges;                        // bits of the open NVTX ranges (scope.h)
     int is_captured;                   // 1: launches are captured in a graph, and run later (run/step_graph.h)
     uint64_t captured_algorithms;      // hash of the algorithms of the captured matmuls
     void** outgrown;                   // [outgrown_count] replaced scratch that captured launches still use

@@ -7,12 +7,7 @@
 
 // Number of later steps that may be launched before a step's results are read. On the CPU it is 0, because a launch
 // computes its results immediately.
-#ifdef __CUDACC__
-enum { READBACK_LAG = 1 };
-#else
-enum { READBACK_LAG = 0 };
-#endif
-enum { READBACK_LIMIT = 8 };
+enum { READBACK_LAG = GPU_BUILD, READBACK_LIMIT = 8 };
 
 typedef struct {
     real* values;  // [READBACK_LIMIT]

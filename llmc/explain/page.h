@@ -238,19 +238,22 @@ static inline void explain_put_residual(Text* out, const ExplainRecord* r) {
 static inline void explain_put_ops(Text* out, const ExplainRecord* r) {
     size_t next = 0;
     json_put_key(out, "ops");
-    for (size_t i = 0; i < r->log.count; i++) {
-        const ScopeRecord* op = &r->log.records[i];
-        const TapPoint* point = next < r->tap.count && r->tap.points[next].scope == i ? &r->tap.points[next] : NULL;
+    for (size_t i = 0; i < r->scope_count; i++) {
+        const Scope* op = &r->scopes[i];
+        const ExplainPoint* point = next < r->point_count && r->points[next].scope == i ? &r->points[next] : NULL;
+        const char* comma = "";
         text_append(out, i ? ",\n{" : "[{", i ? 3 : 2);
         json_put_string(out, "op", op->op), json_put_string(out, "direction", direction_name(op->direction));
         json_put_integer(out, "layer", op->layer), json_put_string(out, "shapes", op->shapes);
         json_put_number(out, "flops", op->flops), json_put_number(out, "bytes", op->bytes);
-        if (point) json_put_string(out, "formula", r->ops[next]->formula);
+        if (point) json_put_string(out, "formula", point->op->formula);
         json_put_key(out, "tensors");
         text_append(out, "[", 1);
-        for (int k = 0; point && k < point->copies; k++) text_printf(out, "%s%d", k ? "," : "", point->first + k);
-        for (size_t k = r->copies; point && k < r->count; k++)
-            if (r->tensors[k].point == (int)next) text_printf(out, ",%zu", k);
+        for (size_t k = 0; point && k < r->count; k++) {
+            if (r->tensors[k].point != next) continue;
+            text_printf(out, "%s%zu", comma, k);
+            comma = ",";
+        }
         text_append(out, "]}", 2);
         next += point != NULL;
     }
@@ -300,11 +303,7 @@ static inline void explain_put_parameters(Text* out, const Explanation* e, Conte
 static inline void explain_put_facts(Text* out, const Explanation* e, double loss, double next_loss) {
     const ExplainSizes* s = &e->record.sizes;
     json_put_string(out, "model", e->model), json_put_string(out, "precision", FLOATX_NAME);
-#ifdef __CUDACC__
-    json_put_string(out, "device", "GPU");
-#else
-    json_put_string(out, "device", "CPU");
-#endif
+    json_put_string(out, "device", GPU_BUILD ? "GPU" : "CPU");
     json_put_integer(out, "L", s->L), json_put_integer(out, "NH", s->NH), json_put_integer(out, "C", s->C);
     json_put_integer(out, "V", s->V), json_put_integer(out, "T", s->T), json_put_bool(out, "causal", s->is_causal);
     json_put_integer(out, "parameter_count", (int64_t)e->record.buffers->table.parameters);

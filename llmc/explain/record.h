@@ -1,5 +1,9 @@
-/* A recorded run of a model over one text: the ops that ran, and copies of the tensors that they wrote (tap.h). The
- * trainer runs its own forward() and backward() between explain_record_begin() and explain_record_end(). */
+/* A recorded run of a model over one text: the ops that ran, and copies of the tensors that they wrote. The trainer
+ * runs its own forward() and backward() between explain_record_begin() and explain_record_end().
+ *
+ * The record is an observer of scopes. It copies tensors to the host as soon as the op that wrote them has been
+ * launched: a trainer overwrites many of its tensors (a residual buffer first holds a branch's output, one buffer of
+ * gradients serves all layers), so afterwards is too late. */
 #ifndef LLMC_EXPLAIN_RECORD_H
 #define LLMC_EXPLAIN_RECORD_H
 
@@ -12,26 +16,38 @@ typedef struct {
     int is_causal;
 } ExplainSizes;
 
+// A tensor that an op wrote, or attention probabilities, which are computed from others.
 typedef struct {
     char name[64];
     const char* about;
     int layer;  // -1: outside the layers
     int ndim;
     size_t shape[3];  // rows, columns; of attention probabilities heads, queries, keys
-    real* values;
-    int point;  // of the tap that copied it; the op that wrote it
+    void* device;     // where its rows are, `stride` elements apart
+    ViewType type;
+    size_t stride;
+    real* values;  // on the host, once the op has run
+    size_t point;  // of that op
 } ExplainTensor;
+
+// An op of the model's list.
+typedef struct {
+    const ExplainOp* op;
+    Direction direction;
+    int layer;     // -1 outside the blocks
+    size_t scope;  // index of its scope, once it has run
+} ExplainPoint;
 
 typedef struct {
     ExplainSizes sizes;
     const ModelBuffers* buffers;
-    ScopeLog log;
-    Tap tap;
-    const ExplainOp** ops;  // of the tap's points
+    Observer observer;
+    Scope* scopes;  // that were opened, in this order
+    size_t scope_count, scope_capacity;
+    ExplainPoint* points;  // in launch order
+    size_t point_count, point_capacity, next;
     ExplainTensor* tensors;
     size_t count, capacity;
-    size_t copies;  // the first ones: tensors of the tap's copies; attention probabilities follow
-    size_t ops_capacity, copies_capacity, points_capacity;
 } ExplainRecord;
 
 static inline size_t explain_elements(const ExplainTensor* t) { return t->shape[0] * t->shape[1] * t->shape[2]; }
@@ -57,7 +73,7 @@ static inline const Tensor* explain_find_row(const TensorTable* table, const cha
 static inline int explain_is_gradient(const char* name) { return strncmp(name, "grad.", 5) == 0; }
 
 // Add the copy of an output of an op. `base`: the op's layer for o->shift.
-static inline void explain_add_output(ExplainRecord* r, const ExplainOutput* o, int layer, int base, int point) {
+static inline void explain_add_output(ExplainRecord* r, const ExplainOutput* o, int layer, int base) {
     const ModelBuffers* b = r->buffers;
     const int L = r->sizes.L;
     int is_edge = 0;
@@ -71,40 +87,24 @@ static inline void explain_add_output(ExplainRecord* r, const ExplainOutput* o, 
     if (is_real) row = explain_find_row(&b->stats_table, buffer, layer);
     CHECK(row);
     size_t columns = strcmp(buffer, "logits") == 0 ? (size_t)r->sizes.V : (size_t)row->shape[1];
-    TapCopy copy = {.device = is_real ? (void*)(b->stats + row->offset) : (void*)(b->acts + row->offset),
-                    .type = is_real ? VIEW_REAL : VIEW_FLOATX,
-                    .rows = (size_t)row->shape[0],
-                    .columns = columns,
-                    .stride = (size_t)row->shape[1],
-                    .values = NULL};
     ExplainTensor* t = explain_add_tensor(r);
     const char* grad = plain == name ? "" : "grad.";
     if (layer >= 0) snprintf(t->name, sizeof t->name, "%sh.%d.%s", grad, layer, plain);
     else snprintf(t->name, sizeof t->name, "%s%s", grad, plain);
-    t->about = o->about, t->layer = layer, t->point = point;
-    t->ndim = row->ndim, t->shape[0] = copy.rows, t->shape[1] = copy.columns;
-    r->tap.copies = (TapCopy*)array_reserve(r->tap.copies, &r->copies_capacity, r->copies + 1, sizeof(TapCopy));
-    r->tap.copies[r->copies++] = copy;
+    t->about = o->about, t->layer = layer, t->point = r->point_count;
+    t->ndim = row->ndim, t->shape[0] = (size_t)row->shape[0], t->shape[1] = columns;
+    t->device = is_real ? (void*)(b->stats + row->offset) : (void*)(b->acts + row->offset);
+    t->type = is_real ? VIEW_REAL : VIEW_FLOATX, t->stride = (size_t)row->shape[1];
 }
 
 static inline void explain_add_ops(ExplainRecord* r, const ExplainSection* s, int layer) {
     int base = layer >= 0 ? layer : s->direction == FORWARD ? -1 : r->sizes.L;
     for (int i = 0; i < s->count; i++) {
-        const ExplainOp* op = &s->ops[i];
-        Tap* tap = &r->tap;
-        int first = (int)r->copies, point = (int)tap->count;
-        for (int k = 0; k < EXPLAIN_OUTPUTS && op->out[k].name; k++)
-            explain_add_output(r, &op->out[k], layer, base, point);
-        TapPoint p = {.op = op->op,
-                      .direction = s->direction,
-                      .layer = layer,
-                      .first = first,
-                      .copies = (int)r->copies - first,
-                      .scope = NO_SCOPE};
-        tap->points = (TapPoint*)array_reserve(tap->points, &r->points_capacity, tap->count + 1, sizeof p);
-        r->ops = (const ExplainOp**)array_reserve((void*)r->ops, &r->ops_capacity, tap->count + 1, sizeof *r->ops);
-        r->ops[tap->count] = op;
-        tap->points[tap->count++] = p;
+        ExplainPoint p = {.op = &s->ops[i], .direction = s->direction, .layer = layer, .scope = 0};
+        for (int k = 0; k < EXPLAIN_OUTPUTS && p.op->out[k].name; k++)
+            explain_add_output(r, &p.op->out[k], layer, base);
+        r->points = (ExplainPoint*)array_reserve(r->points, &r->point_capacity, r->point_count + 1, sizeof p);
+        r->points[r->point_count++] = p;
     }
 }
 
@@ -124,10 +124,39 @@ static inline void explain_record_add(ExplainRecord* r, const ExplainSection* se
     }
 }
 
+static inline void explain_scope_open(void* state, const Scope* scope) {
+    ExplainRecord* r = (ExplainRecord*)state;
+    r->scopes = (Scope*)array_reserve(r->scopes, &r->scope_capacity, r->scope_count + 1, sizeof *scope);
+    r->scopes[r->scope_count++] = *scope;
+}
+
+static inline void explain_copy(ExplainTensor* t, Context* ctx) {
+    const size_t rows = t->shape[0], columns = t->shape[1];
+    HostView view = host_view_open(t->device, rows * t->stride, t->type);
+    t->values = (real*)xmalloc(rows * columns * sizeof(real));
+    host_view_read(ctx, &view);
+    for (size_t r = 0; r < rows; r++)
+        memcpy(t->values + r * columns, view.values + r * t->stride, columns * sizeof(real));
+    host_view_close(&view);
+}
+
+// An op has been launched: copy its tensors if it is the next one of the list. Other ops may run in between.
+static inline void explain_scope_close(void* state, const Scope* scope) {
+    ExplainRecord* r = (ExplainRecord*)state;
+    ExplainPoint* p = &r->points[r->next];
+    if (r->next == r->point_count || scope->direction != p->direction || scope->layer != p->layer ||
+        strcmp(scope->op, p->op->op) != 0)
+        return;
+    for (size_t i = 0; i < r->count; i++)
+        if (r->tensors[i].point == r->next) explain_copy(&r->tensors[i], scope->ctx);
+    p->scope = r->scope_count - 1;
+    while (r->scopes[p->scope].op != scope->op) p->scope--;  // past the scopes inside it
+    r->next++;
+}
+
 static inline void explain_record_begin(ExplainRecord* r, Context* ctx) {
-    scope_log_open(&r->log, NULL);
-    r->log.tap = &r->tap;
-    ctx->scope_log = &r->log;
+    r->observer.open = explain_scope_open, r->observer.close = explain_scope_close, r->observer.state = r;
+    scope_attach(ctx, &r->observer);
 }
 
 static inline const ExplainTensor* explain_find(const ExplainRecord* r, const char* name, int layer) {
@@ -145,7 +174,7 @@ static inline void explain_add_probabilities(ExplainRecord* r, int layer) {
     CHECK(qkv && lse);
     const real *x = qkv->values, *log_sum = lse->values;
     const double scale = 1 / sqrt((double)HS);
-    int point = lse->point;
+    const size_t from = lse->point;  // adding a tensor moves the others
     real* p = (real*)xcalloc((size_t)NH * (size_t)T * (size_t)T, sizeof *p);
 #pragma omp parallel for collapse(2) schedule(static)
     for (int h = 0; h < NH; h++)
@@ -161,7 +190,7 @@ static inline void explain_add_probabilities(ExplainRecord* r, int layer) {
     ExplainTensor* t = explain_add_tensor(r);
     snprintf(t->name, sizeof t->name, "h.%d.att_probs", layer);
     t->about = "attention probabilities of each head, recomputed from q, k and lse";
-    t->layer = layer, t->point = point, t->ndim = 3, t->values = p;
+    t->layer = layer, t->point = from, t->ndim = 3, t->values = p;
     t->shape[0] = (size_t)NH, t->shape[1] = t->shape[2] = (size_t)T;
 }
 
@@ -172,17 +201,15 @@ static inline double explain_loss_scale(const ModelBuffers* b, Context* ctx) {
 
 // Call after the passes: checks that every op has run, in the order of the sections.
 static inline void explain_record_end(ExplainRecord* r, Context* ctx) {
-    const Tap* tap = &r->tap;
-    ctx->scope_log = NULL;
-    if (tap->next != tap->count)
+    scope_detach(ctx, &r->observer);
+    if (r->next != r->point_count)
         die(FAILED,
             "--explain: %s of layer %d is number %zu in llmc/explain/ops.h but did not run there; the list and the "
             "trainer differ",
-            tap->points[tap->next].op, tap->points[tap->next].layer, tap->next);
+            r->points[r->next].op->op, r->points[r->next].layer, r->next);
     double scale = explain_loss_scale(r->buffers, ctx);
-    for (size_t i = 0; i < r->copies; i++) {
+    for (size_t i = 0; i < r->count; i++) {
         ExplainTensor* t = &r->tensors[i];
-        t->values = tap->copies[i].values;
         for (size_t k = 0; scale != 1 && explain_is_gradient(t->name) && k < explain_elements(t); k++)
             t->values[k] /= (real)scale;
     }
@@ -190,10 +217,8 @@ static inline void explain_record_end(ExplainRecord* r, Context* ctx) {
 }
 
 static inline void explain_record_close(ExplainRecord* r) {
-    for (size_t i = r->copies; i < r->count; i++) free(r->tensors[i].values);
-    scope_log_close(&r->log);
-    tap_free(&r->tap);
-    free((void*)r->ops), free(r->tensors);
+    for (size_t i = 0; i < r->count; i++) free(r->tensors[i].values);
+    free(r->scopes), free(r->points), free(r->tensors);
 }
 
 #endif

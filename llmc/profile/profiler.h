@@ -13,130 +13,57 @@
 #ifndef LLMC_PROFILE_PROFILER_H
 #define LLMC_PROFILE_PROFILER_H
 
-#include "llmc/base/rng.h"
-#include "llmc/device/energy.h"
-#include "llmc/device/host_view.h"
 #include "llmc/model/linear.h"
 #include "llmc/profile/energy.h"
+#include "llmc/run/peak.h"
 
 #ifdef __CUDACC__
-#define GPU_BUILD 1
 // Whether matmuls compute in 16 bits or may round to TF32.
 #define PROFILER_HALF(ctx) (sizeof(floatX) == 2 || (ctx)->tf32)
-// Dense peak FLOP/s of the tensor cores in the build's type, from the vendor's data sheets; 0 for a GPU that is not in
-// the table.
-static inline double profiler_known_peak(void) {
-    static const struct {
-        const char* name;
-        double half, tf32;
-    } known[] = {{"H100 PCIe", 756e12, 378e12},
-                 {"H100", 989.4e12, 494.7e12},
-                 {"H200", 989.4e12, 494.7e12},
-                 {"A100", 312e12, 156e12}};
-    struct cudaDeviceProp properties;
-    cudaCheck(cudaGetDeviceProperties(&properties, 0));
-    for (size_t i = 0; i < COUNT_OF(known); i++)
-        if (strstr(properties.name, known[i].name)) return sizeof(floatX) == 2 ? known[i].half : known[i].tf32;
-    return 0;
-}
-#define PEAK_SIZES 8192
-enum { PEAK_SIZE = 8192, PEAK_REPEATS = 60 };
-#define PEAK_SECONDS 0.1
 #define COPY_BYTES ((size_t)1 << 30)
 #else
-#define GPU_BUILD 0
 #define PROFILER_HALF(ctx) 0
-static inline double profiler_known_peak(void) { return 0; }
-#define PEAK_SIZES 384, 512, 768, 1024
-enum { PEAK_SIZE = 1024, PEAK_REPEATS = 1000 };
-#define PEAK_SECONDS 0.4
 #define COPY_BYTES ((size_t)1 << 27)
 #endif
 
-// Operands of square matmuls: x, w and y in floatX, and for fp8 matmuls the rounded x and w.
+// ---------------------------------------------------------------------------------------------------------
+// MeasuredPeaks
+
+// Operands of square fp8 matmuls.
 typedef struct {
-    floatX* x;       // [3, PEAK_SIZE, PEAK_SIZE], y last
-    uint8_t* bytes;  // [2, PEAK_SIZE, PEAK_SIZE]; NULL: matmuls in floatX
+    floatX* x;       // of peak_operands()
+    uint8_t* bytes;  // [2, PEAK_SIZE, PEAK_SIZE], rounded x and w
     real* one;
-} PeakOperands;
+} Fp8PeakOperands;
 
-static inline PeakOperands profiler_peak_operands(int fp8, Context* ctx) {
-    static const real ones[FP8_INVERSE_APART] = {1};
-    size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
-    PeakOperands o = {.x = (floatX*)device_alloc(ctx, 3 * n * sizeof(floatX), "measurement")};
-    HostView view = host_view_open(o.x, 2 * n, VIEW_FLOATX);
-    for (size_t i = 0; i < 2 * n; i++) view.values[i] = (real)(rng_uniform((uint32_t)i * 2654435761u) - 0.5);
-    host_view_write(ctx, &view);
-    host_view_close(&view);
-    if (!fp8) return o;
-    o.bytes = (uint8_t*)device_alloc(ctx, 2 * n, "measurement");
-    o.one = (real*)device_alloc(ctx, sizeof ones, "measurement");
-    device_upload(ctx, o.one, ones, sizeof ones);
-    QuantizeOutput out = {.y = o.bytes, .scale = o.one, .format = FP8_E4M3};
-    quantize(out, quantize_plain(o.x), 2 * PEAK_SIZE, PEAK_SIZE, ctx);
-    return o;
-}
-
-static inline void profiler_peak_product(const PeakOperands* o, int size, Context* ctx) {
-    size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
-    if (!o->bytes) {
-        Linear w = {.w = o->x + n};
-        matmul_forward(o->x + 2 * n, o->x, w, size, size, size, SET, ctx);
-        return;
-    }
+static inline void profiler_fp8_product(const void* operands, int size, Context* ctx) {
+    const Fp8PeakOperands* o = (const Fp8PeakOperands*)operands;
     Fp8Operands none;
     Fp8Product product = {.pass = MATMUL_FORWARD,
-                          .a = o->bytes + n,
+                          .a = o->bytes + PEAK_ELEMENTS,
                           .b = o->bytes,
                           .a_inverse = o->one,
                           .b_inverse = o->one,
-                          .d = o->x + 2 * n,
+                          .d = o->x + 2 * PEAK_ELEMENTS,
                           .size = {size, size, size},
                           .mode = SET};
     memset(&none, 0, sizeof none);
     fp8_product(&none, product, ctx);
 }
 
-// The best FLOP/s of repeated square matmuls, in floatX or fp8, with the library's default algorithm: timing others
-// would heat the GPU. On the CPU each size gets the same time: large ones are the fastest on
-// an idle machine, small ones sometimes on a busy one, where they fit into a time slice.
-static inline double profiler_matmul_flops(int fp8, Context* ctx) {
-    size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
-    static const int sizes[] = {PEAK_SIZES};
-    int autotune = device_set_autotune(ctx, 0);
-    double best = 0, began = 0, spent[COUNT_OF(sizes)] = {0};
-    PeakOperands operands = profiler_peak_operands(fp8, ctx);
-    for (int i = -1; i < PEAK_REPEATS; i++) {
-        size_t k = 0;  // the size that has had the least time
-        for (size_t j = 1; j < COUNT_OF(sizes); j++)
-            if (i >= 0 && spent[j] < spent[k]) k = j;
-        int size = sizes[k];
-        if (i > 1 && now_seconds() - began >= PEAK_SECONDS) break;
-        device_synchronize(ctx);
-        double start = now_seconds();
-        profiler_peak_product(&operands, size, ctx);
-        device_synchronize(ctx);
-        double took = now_seconds() - start, flops = MATMUL_FLOPS(size, size, size) / took;
-        if (i < 0) {  // the first one loads its kernel
-            began = now_seconds();
-            continue;
-        }
-        best = fmax(best, flops);
-        spent[k] += took;
-    }
-    device_set_autotune(ctx, autotune);
-    device_free(operands.x, 3 * n * sizeof(floatX));
-    if (fp8) device_free(operands.bytes, 2 * n), device_free(operands.one, FP8_INVERSE_APART * sizeof(real));
-    return best;
+static inline double profiler_fp8_flops(Context* ctx) {
+    static const real ones[FP8_INVERSE_APART] = {1};
+    Fp8PeakOperands o = {.x = peak_operands(ctx)};
+    o.bytes = (uint8_t*)device_alloc(ctx, 2 * PEAK_ELEMENTS, "measurement");
+    o.one = (real*)device_alloc(ctx, sizeof ones, "measurement");
+    device_upload(ctx, o.one, ones, sizeof ones);
+    QuantizeOutput out = {.y = o.bytes, .scale = o.one, .format = FP8_E4M3};
+    quantize(out, quantize_plain(o.x), 2 * PEAK_SIZE, PEAK_SIZE, ctx);
+    double flops = peak_measure(profiler_fp8_product, &o, ctx);
+    device_free(o.x, 3 * PEAK_ELEMENTS * sizeof(floatX)), device_free(o.bytes, 2 * PEAK_ELEMENTS);
+    device_free(o.one, sizeof ones);
+    return flops;
 }
-
-// The FLOP/s that MFU is relative to: the hardware's peak if it is known, else the measured one.
-static inline double profiler_peak_flops(Context* ctx) {
-    return profiler_known_peak() > 0 ? profiler_known_peak() : profiler_matmul_flops(0, ctx);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// MeasuredPeaks
 
 // Copy `bytes` on the device; a CPU uses all its cores.
 static inline void profiler_copy(char* to, const char* from, size_t bytes, Context* ctx) {
@@ -205,8 +132,8 @@ typedef struct {
     double* plain;                       // [count] seconds, `plain_count` of them filled
     const EnergyMeter* meter;            // NULL: energy is not measured
     double began;                        // when the newest step began, by the host's clock
-    int measures_ops;    // 1: the step after the profiled ones is captured, and its ops are measured after the run
-    ScopeGraphs graphs;  // of that step
+    int measures_ops;  // 1: the step after the profiled ones is captured, and its ops are measured after the run
+    EnergyCapture capture;
     OpEnergies ops;
     size_t waits_before;  // the device's host_waits then
 } Profiler;
@@ -219,10 +146,10 @@ static inline void profiler_open(Profiler* p, int warmup, int count, int fp8, in
     memset(p, 0, sizeof *p);
     p->warmup = warmup, p->count = count, p->first = first;
     if (!count) return;
-    p->peaks.flops = profiler_matmul_flops(0, ctx);
+    p->peaks.flops = peak_matmul_flops(ctx);
     p->peaks.bytes = profiler_copy_bytes(ctx);
     p->peaks.launch = profiler_launch_seconds(ctx);
-    if (GPU_BUILD && fp8) p->peaks.fp8_flops = profiler_matmul_flops(1, ctx);
+    if (GPU_BUILD && fp8) p->peaks.fp8_flops = profiler_fp8_flops(ctx);
     p->steps = (ProfileStep*)xcalloc((size_t)count, sizeof *p->steps);
     p->plain = (double*)xcalloc((size_t)count, sizeof *p->plain);
 }
@@ -258,11 +185,7 @@ static inline void profiler_wait(Context* ctx) {
 // Returns 1 if this step is captured, or profiled: tracing is ready and the delay kernel launched.
 static inline int profiler_prepare_step(Profiler* p, int64_t step, Context* ctx) {
     if (profiler_stage(p, step) < STAGE_PROFILED) return 0;
-    if (profiler_stage(p, step) == STAGE_CAPTURED) {
-        scope_log_open(&p->log, NULL);
-        p->graphs.open = NO_SCOPE, p->log.graphs = &p->graphs;
-        return 1;
-    }
+    if (profiler_stage(p, step) == STAGE_CAPTURED) return 1;
     profiler_wait(ctx);
     if (GPU_BUILD && p->taken == 0) {
         const char* why = kernel_trace_start(&p->trace, ctx);
@@ -280,7 +203,7 @@ static inline int profiler_prepare_step(Profiler* p, int64_t step, Context* ctx)
 
 // Call before the first launch of a prepared step.
 static inline void profiler_begin_step(Profiler* p, Context* ctx) {
-    ctx->scope_log = &p->log;
+    scope_attach(ctx, p->taken < p->count ? &p->log.observer : energy_capture_observer(&p->capture));
     p->waits_before = ctx->host_waits;
     p->began = now_seconds();
 }
@@ -294,13 +217,13 @@ static inline void profiler_end_trace(Profiler* p) {
 
 // Returns 1 after the last profiled step, unless the next step is captured: then the report follows the run.
 static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
-    if (profiler_stage(p, step) == STAGE_CAPTURED) ctx->scope_log = NULL;
+    if (profiler_stage(p, step) == STAGE_CAPTURED) scope_detach(ctx, &p->capture.observer);
     if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
     profiler_wait(ctx);
     double seconds = now_seconds() - p->began;
     uint64_t ended = p->is_tracing ? kernel_trace_now(&p->trace) : 0;
     ProfileStep* s = &p->steps[p->taken];
-    ctx->scope_log = NULL;
+    scope_detach(ctx, &p->log.observer);
     if (p->is_tracing) kernel_trace_collect(&p->trace);
     uint64_t began = p->is_tracing ? kernel_trace_take_lead(&p->trace) : 0;
     if (p->is_tracing && !(p->trace.count && began)) die(FAILED, "--profile: CUPTI lost the records of a step");
@@ -328,9 +251,9 @@ static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
 
 // Call after the run has saved its state, which this destroys. Returns 1 if a step was captured and can be reported.
 static inline int profiler_measure_ops(Profiler* p, ProcessGroup* group, Context* ctx) {
-    if (!p->graphs.capacity) return 0;
+    if (!p->capture.count) return 0;
 #ifdef __CUDACC__
-    if (p->graphs.scratch == ctx->scratch) op_energies_measure(&p->ops, &p->log, p->meter, group, ctx);
+    if (p->capture.scratch == ctx->scratch) op_energies_measure(&p->ops, &p->capture, p->meter, group, ctx);
     else warn("--profile-energy 1: what followed the last step needed more scratch: no energy of ops");
 #else
     (void)group, (void)ctx;
@@ -341,8 +264,7 @@ static inline int profiler_measure_ops(Profiler* p, ProcessGroup* group, Context
 static inline void profiler_close(Profiler* p) {
     for (int i = 0; i < p->taken; i++) profile_step_free(&p->steps[i]);
     free(p->steps), free(p->plain), free(p->ops.ops);
-    if (p->log.graphs) scope_log_close(&p->log);
-    scope_graphs_free(&p->graphs);
+    energy_capture_free(&p->capture);
     memset(p, 0, sizeof *p);
 }
 

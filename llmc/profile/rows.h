@@ -13,7 +13,7 @@
 #ifndef LLMC_PROFILE_ROWS_H
 #define LLMC_PROFILE_ROWS_H
 
-#include "llmc/device/scope.h"
+#include "llmc/profile/scope_log.h"
 
 // What limits a row's time.
 typedef enum { BOUND_NONE, BOUND_COMPUTE, BOUND_MEMORY, BOUND_LAUNCH } Bound;
@@ -164,10 +164,10 @@ static inline ProfileRow profile_row(const ScopeRecord* r) {
     row.flops = row.bytes = (double)NAN;
     row.tensor_cores = -1;
     if (!r) return row;
-    row.direction = r->direction, row.layer = r->layer, row.op = r->op;
-    memcpy(row.shapes, r->shapes, sizeof row.shapes);
+    row.direction = r->scope.direction, row.layer = r->scope.layer, row.op = r->scope.op;
+    memcpy(row.shapes, r->scope.shapes, sizeof row.shapes);
     row.start = r->start, row.seconds = r->seconds;
-    row.flops = r->flops, row.bytes = r->bytes;
+    row.flops = r->scope.flops, row.bytes = r->scope.bytes;
     return row;
 }
 

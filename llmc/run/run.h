@@ -250,7 +250,7 @@ static inline void run_alloc(Run* r, ModelBuffers* b) {
     b->grad_sync = &r->grad_sync;
     b->loss_scale = &r->optimizer.loss_scale->scale;
     b->master = r->optimizer.master;
-    steps_open(&r->steps, &r->settings, r->group.size);
+    run_open_steps(r);
     r->average.decay = r->settings.ema, r->average.start = r->settings.ema_start;
     fp8_state_set(&b->fp8, r->restored.fp8, r->checkpoint, &r->ctx);
     fp8_state_switch(&b->fp8, r->step);
@@ -426,7 +426,7 @@ static inline void run_end(Run* r, const char* title) {
 // Free the model's buffers and everything else of the run.
 static inline void run_close(Run* r) {
     model_buffers_free(r->buffers);
-    steps_close(&r->steps);
+    steps_close(&r->steps, &r->ctx);
     optimizer_free(&r->optimizer);
     log_close(&r->log);
     if (r->writer) writer_close(r->writer);

@@ -7,7 +7,6 @@
 #include "llmc/checkpoint/resume.h"
 #include "llmc/checkpoint/state.h"
 #include "llmc/checkpoint/writer.h"
-#include "llmc/device/energy.h"
 #include "llmc/device/readback.h"
 #include "llmc/ops/matmul/matmul.h"
 #include "llmc/optim/weight_average.h"
@@ -49,6 +48,7 @@ typedef struct {
     int peak_is_measured;  // 1: this device is not in the table of data-sheet peaks
     Profiler profiler;
     EnergyMeter energy;  // on rank 0, which writes the log, and on all ranks with --profile-energy
+    NvtxRanges ranges;
 } Steps;
 
 typedef struct {

@@ -5,6 +5,7 @@
 
 #include "llmc/fp8/report.h"
 #include "llmc/run/evaluate.h"
+#include "llmc/run/peak.h"
 
 // A micro-batch of a step on this rank.
 typedef struct {
@@ -25,22 +26,26 @@ static inline uint64_t run_step_sequence(const Run* r) { return r->settings.over
 // Open and close
 
 // Check --profile and --graph before anything is written. There must be steps to profile.
-static inline void steps_open(Steps* s, const Settings* settings, int ranks) {
+static inline void run_open_steps(Run* r) {
+    const Settings* settings = &r->settings;
+    Steps* s = &r->steps;
     if (settings->profile && settings->evaluate)
         die(USAGE, "--profile %d measures training steps; --evaluate, --generate, --fill and --embed have none",
             settings->profile);
     if (settings->profile_energy && !GPU_BUILD)
         die(USAGE, "--profile-energy 1 measures a GPU by its driver's NVML; this is the CPU build");
-    step_graph_open(&s->graph, settings, ranks);
+    step_graph_open(&s->graph, settings, r->group.size);
+    nvtx_open(&s->ranges, &r->ctx);
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);
     readback_open(&s->clock);
 }
 
-static inline void steps_close(Steps* s) {
+static inline void steps_close(Steps* s, Context* ctx) {
     for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_close(&s->launched[i].result);
     readback_close(&s->clock);
     step_graph_close(&s->graph);
     profiler_close(&s->profiler);
+    nvtx_close(&s->ranges, ctx);
 }
 
 // Exclude the time between steps, such as a validation, from the next step.
@@ -56,8 +61,8 @@ static inline void run_begin_steps(Run* r) {
     const Settings* settings = &r->settings;
     Steps* s = &r->steps;
     s->finished = r->step;
-    s->peak_flops = profiler_peak_flops(&r->ctx) * r->group.size;
-    s->peak_is_measured = profiler_known_peak() == 0;
+    s->peak_flops = peak_flops(&r->ctx) * r->group.size;
+    s->peak_is_measured = peak_of_data_sheet() == 0;
     if (settings->profile_energy || (r->group.rank == 0 && *settings->out)) energy_open(&s->energy);
     if (settings->profile_energy && !s->energy.device) warn("--profile-energy 1: NVML has no energy counter here");
     profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->fp8 > 0, r->step, &r->ctx);
@@ -190,7 +195,7 @@ static inline void run_log(Run* r, StepLosses losses, StepWork work) {
 // Add to a line of log.jsonl: energy and clock, if their measurement ended with this step; and with several losses,
 // each loss and sequences per second.
 static inline void steps_extra(Text* t, const LaunchedStep* done, double seconds, EnergyMeter* energy) {
-    double joules = energy_step(energy, now_seconds());
+    double joules = energy->device ? energy_step(energy, now_seconds()) : (double)NAN;
     if (!isnan(joules)) log_put(t, "joules", joules, 6), log_put(t, "mhz", energy_mhz(energy), 6);
     if (done->losses.count < 2) return;
     for (int i = 0; i < done->losses.count; i++)
@@ -245,7 +250,7 @@ static inline void run_finish_step(Run* r) {
     line.extra = extra.text;
     s->last = &done->result;
     s->finished = done->step;
-    profiler_step_took(&s->profiler, done->step - 1, seconds);
+    if (s->profiler.count) profiler_step_took(&s->profiler, done->step - 1, seconds);
     if (!isfinite(norm) && !overflow) run_report_nan(r, done->step, loss, norm);
     log_step(&r->log, &line);
     free(extra.text);
@@ -275,7 +280,7 @@ static inline ProfiledRun run_profiled(Run* r) {
 
 // Before the launch of a step.
 static inline void run_begin_profiled_step(Run* r) {
-    if (!profiler_prepare_step(&r->steps.profiler, r->step, &r->ctx)) return;
+    if (!r->steps.profiler.count || !profiler_prepare_step(&r->steps.profiler, r->step, &r->ctx)) return;
     run_restart_clock(r);  // the step's time excludes its preparation
     profiler_begin_step(&r->steps.profiler, &r->ctx);
 }
@@ -284,6 +289,7 @@ static inline void run_begin_profiled_step(Run* r) {
 // at once and the clock restarted.
 static inline int run_end_profiled_step(Run* r) {
     Profiler* profiler = &r->steps.profiler;
+    if (!profiler->count) return 0;
     int at_once = profiler_reads_at_once(profiler, r->step - 1);
     if (profiler_end_step(profiler, r->step - 1, &r->ctx)) {
         group_begin_work(&r->group);

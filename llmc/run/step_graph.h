@@ -13,8 +13,7 @@
 #ifndef LLMC_RUN_STEP_GRAPH_H
 #define LLMC_RUN_STEP_GRAPH_H
 
-#include "llmc/device/scope.h"
-#include "llmc/profile/profiler.h"
+#include "llmc/device/device.h"
 #include "llmc/run/settings.h"
 
 enum {
@@ -66,7 +65,7 @@ static inline void step_graph_restart(StepGraph* g) { g->steps = 0; }
 // Capture launches until step_graph_end(). The first micro-batch of a step sets the gradients, others add to them, and
 // the update follows the last one, so these need different graphs.
 static inline void step_graph_begin(StepGraph* g, int is_first, int is_last, Context* ctx) {
-    if (!g->is_on || g->steps < STEP_GRAPH_WARMUP || ctx->scope_log) return;
+    if (!g->is_on || g->steps < STEP_GRAPH_WARMUP) return;
     g->part = 2 * is_first + is_last;
     // Relaxed: scratch may grow, and the thread that writes a checkpoint may copy and wait.
     cudaCheck(cudaStreamBeginCapture(ctx->stream, cudaStreamCaptureModeRelaxed));

@@ -4,10 +4,11 @@
  *
  * CUPTI is optional. Without its header, the code is compiled out. Its library is loaded when a trace starts. A trace
  * cannot start if the library is missing, has another version, or is in use by another tool. */
-#ifndef LLMC_DEVICE_TRACE_H
-#define LLMC_DEVICE_TRACE_H
+#ifndef LLMC_PROFILE_TRACE_H
+#define LLMC_PROFILE_TRACE_H
 
-#include "llmc/device/trace_launches.h"
+#include "llmc/profile/nvtx.h"
+#include "llmc/profile/trace_launches.h"
 
 #ifdef LLMC_CUPTI
 // ---------------------------------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ static inline int kernel_trace_works(KernelTrace* t, Context* ctx) {
 // Start recording. Returns NULL, or why nothing can be recorded.
 static inline const char* kernel_trace_start(KernelTrace* t, Context* ctx) {
     memset(t, 0, sizeof *t);
-    if (ctx->tool > 0 || getenv("CUDA_INJECTION64_PATH") || getenv("NVTX_INJECTION64_PATH"))
+    if (nvtx_tool_is_attached() || getenv("CUDA_INJECTION64_PATH") || getenv("NVTX_INJECTION64_PATH"))
         return "another tool profiles this process";
     void* library = cupti_open();
     if (!library) return "the library CUPTI (libcupti.so, of the CUDA toolkit) is not found";

@@ -3,8 +3,8 @@
  *
  * NVML is part of the driver and loaded at run time. Without it, or on a CPU, nothing is measured. Its counter moves in
  * jumps of up to a tenth of a second, so a value is the mean over at least a second of steps. */
-#ifndef LLMC_DEVICE_ENERGY_H
-#define LLMC_DEVICE_ENERGY_H
+#ifndef LLMC_PROFILE_ENERGY_METER_H
+#define LLMC_PROFILE_ENERGY_METER_H
 
 #include "llmc/base/util.h"
 

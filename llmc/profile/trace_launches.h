@@ -1,6 +1,6 @@
 /* The records of trace.h: launches with their names and times, and the API call that made each of them. */
-#ifndef LLMC_DEVICE_TRACE_LAUNCHES_H
-#define LLMC_DEVICE_TRACE_LAUNCHES_H
+#ifndef LLMC_PROFILE_TRACE_LAUNCHES_H
+#define LLMC_PROFILE_TRACE_LAUNCHES_H
 
 #include <pthread.h>
 
