@@ -215,7 +215,7 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
                       ctx);
     dropout_forward(m->a.ln0, m->a.ln0, s->rows, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
     for (int l = 0; l < c->L; l++) {
-        grad_sync_wait(m->buffers.grad_sync, l, ctx);
+        if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, l, ctx);
         forward_block(m, l, s, ctx);
     }
     scope_at(ctx, FORWARD, -1);
@@ -291,7 +291,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     linear_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
-    grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
+    if (m->buffers.grad_sync) grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
     attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, s, attention_at(m, s, l), ctx);
     if (m->recompute >= RECOMPUTE_NORMS && l > 0)
         layernorm_forward(x, a[-1].ln2_stats, a[-1].out, p[-1].ln2, rows, (real)c->eps, ctx);

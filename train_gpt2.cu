@@ -185,7 +185,8 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
     layernorm_for_linear(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, layernorm_for(m->p.h[0].ln1, m->p.h[0].qkv),
                          (Rows){.N = s->rows, .C = c->C}, (real)c->eps, ctx);
     for (int l = 0; l < c->L; l++) {
-        grad_sync_wait(m->buffers.grad_sync, l + 1, ctx);  // the block's last op reads parameters of the next
+        // The block's last op reads parameters of the next.
+        if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, l + 1, ctx);
         forward_block(m, l, s, ctx);
     }
     scope_at(ctx, FORWARD, -1);
@@ -247,7 +248,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     linear_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
-    grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
+    if (m->buffers.grad_sync) grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
     attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, sequences_parts(s), attention_at(m, s, l), ctx);
     if (m->recompute >= RECOMPUTE_NORMS) layernorm_forward(a->ln1, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
     linear_backward_weight(g->qkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);

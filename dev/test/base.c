@@ -10,6 +10,7 @@
 #include "llmc/base/flags.h"
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
+#include "llmc/base/loss_svg.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/schedule.h"
 

@@ -568,7 +568,7 @@ static void test_update_settings(Tests* t) {
     expect(t, run_optimizer_settings(&r).rounding != rounding, "update/rounding draws new bits in every step",
            "it does not");
     r.group.size = 1, r.step = 5;
-    s->muon_warmup = 10, s->embedding_lr = 1.2, s->vector_lr = 1.8;
+    s->optimizer = MUON, s->muon_warmup = 10, s->embedding_lr = 1.2, s->vector_lr = 1.8;
     double momentum = run_optimizer_settings(&r).muon.momentum;  // half of the way from 0.85
     UpdateSettings u = run_update_settings(&r);
     expect(t, fabs(momentum - 0.9) < 1e-12, "update/--muon-warmup", "momentum %g", momentum);

@@ -20,8 +20,29 @@
 #define LLMC_BASE_LOG_H
 
 #include "llmc/base/json.h"
-#include "llmc/base/loss_svg.h"
 #include "llmc/base/run_lock.h"
+
+typedef struct {
+    int64_t* step;
+    float* value;
+    size_t count, capacity;
+} LossCurve;
+
+// Skips values that are not finite, and steps that no run reaches (from a damaged log), because the axes are doubles.
+static inline void loss_curve_add(LossCurve* c, int64_t step, double value) {
+    if (!isfinite((float)value) || step < 0 || step > (int64_t)1 << 53) return;
+    size_t capacity = c->capacity;
+    c->step = (int64_t*)array_reserve(c->step, &capacity, c->count + 1, sizeof(int64_t));
+    c->value = (float*)array_reserve(c->value, &c->capacity, c->count + 1, sizeof(float));
+    c->step[c->count] = step;
+    c->value[c->count++] = (float)value;
+}
+
+static inline void loss_curve_free(LossCurve* c) {
+    free(c->step);
+    free(c->value);
+    memset(c, 0, sizeof(*c));
+}
 
 // The newest value of an evaluation, by its key in log.jsonl: "val_loss", "exam_acc", ...
 enum { LOG_KEY = 48 };
@@ -266,27 +287,6 @@ static inline void log_validation(Log* log, int64_t step, int64_t steps, double 
     log_put(&t, "val_loss", val_loss, 9);
     text_printf(&t, "%s%s}", extra ? ", " : "", extra ? extra : "");
     log_line(log, &t);
-    free(t.text);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// The plot
-
-// Write OUT/loss.svg, or replace it.
-static inline void log_write_svg(Log* log, const char* title) {
-    if (!log->directory) return;
-    Text t = {NULL, 0, 0};
-    loss_svg(&t, &log->train, &log->validation, title);
-    char* path = xprintf("%s/loss.svg", log->directory);
-    char* temporary = xprintf("%s.tmp", path);
-    int bad = run_lock_check(log->lock) != 0 || write_file(temporary, t.text, t.length) != 0 ||
-              run_lock_check(log->lock) != 0 || rename_into_place(temporary, path) != 0;
-    if (bad && run_lock_check(log->lock) == 0) {
-        log_warn_once(log, "loss.svg");
-        unlink(temporary);
-    }
-    free(temporary);
-    free(path);
     free(t.text);
 }
 

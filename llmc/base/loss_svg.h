@@ -2,30 +2,8 @@
 #ifndef LLMC_BASE_LOSS_SVG_H
 #define LLMC_BASE_LOSS_SVG_H
 
+#include "llmc/base/log.h"
 #include "llmc/base/utf8.h"
-#include "llmc/base/util.h"
-
-typedef struct {
-    int64_t* step;
-    float* value;
-    size_t count, capacity;
-} LossCurve;
-
-// Skips values that are not finite, and steps that no run reaches (from a damaged log), because the axes are doubles.
-static inline void loss_curve_add(LossCurve* c, int64_t step, double value) {
-    if (!isfinite((float)value) || step < 0 || step > (int64_t)1 << 53) return;
-    size_t capacity = c->capacity;
-    c->step = (int64_t*)array_reserve(c->step, &capacity, c->count + 1, sizeof(int64_t));
-    c->value = (float*)array_reserve(c->value, &c->capacity, c->count + 1, sizeof(float));
-    c->step[c->count] = step;
-    c->value[c->count++] = (float)value;
-}
-
-static inline void loss_curve_free(LossCurve* c) {
-    free(c->step);
-    free(c->value);
-    memset(c, 0, sizeof(*c));
-}
 
 // From data to pixels: the plot area and the ranges of its axes.
 typedef struct {
@@ -191,6 +169,24 @@ static inline void loss_svg(Text* t, const LossCurve* train, const LossCurve* va
     }
     if (legend == a.left) loss_svg_text(t, legend, 56, "font-size=\"13\" fill=\"#444\"", "no loss has been logged");
     text_printf(t, "</svg>\n");
+}
+
+// Write OUT/loss.svg, or replace it.
+static inline void log_write_svg(Log* log, const char* title) {
+    if (!log->directory) return;
+    Text t = {NULL, 0, 0};
+    loss_svg(&t, &log->train, &log->validation, title);
+    char* path = xprintf("%s/loss.svg", log->directory);
+    char* temporary = xprintf("%s.tmp", path);
+    int bad = run_lock_check(log->lock) != 0 || write_file(temporary, t.text, t.length) != 0 ||
+              run_lock_check(log->lock) != 0 || rename_into_place(temporary, path) != 0;
+    if (bad && run_lock_check(log->lock) == 0) {
+        log_warn_once(log, "loss.svg");
+        unlink(temporary);
+    }
+    free(temporary);
+    free(path);
+    free(t.text);
 }
 
 #endif

@@ -284,7 +284,7 @@ static inline void optimizer_update(const Optimizer* o, AdamWState state, Optimi
     matrices.groups = o->muon_groups;  // the optimizer may have been moved
     settings.muon.is_normuon = o->kind == NORMUON;
     adamw_update(state, o->shard.size, o->spans, o->span_count, settings, ctx);
-    muon_update(state, &matrices, settings, ctx);
+    if (optimizer_is_muon(o->kind)) muon_update(state, &matrices, settings, ctx);
 }
 
 // optimizer_step() for a shard.

@@ -154,21 +154,11 @@ static inline void run_show_validation(Run* r, Log* log, double loss, const ValS
     else printf("val loss %.6f", loss), val_share_print(share);
 }
 
-// Whether a result with key `key` in log.jsonl is due before the first step of this process. It is due only if the log
-// lacks it, as in a new run, or if a signal interrupted it. All ranks call it.
-static inline int run_is_missing(const Run* r, int every, const char* key) {
-    return group_any(&r->group, r->group.rank == 0 && run_is_due(r, every, 1) && !log_has(&r->log, key));
-}
-
-// The same for a validation.
-static inline int run_lacks_validation(const Run* r, const char* key) {
-    return r->has_val && run_is_missing(r, r->settings.val_every, key);
-}
-
 // After a validation of the weights: swap in their average for another validation, then swap back. Returns whether a
 // validation follows. All ranks call it.
 static inline int run_average(Run* r) {
     WeightAverage* average = &r->average;
+    if (average->decay == 0) return 0;
     if (!average->is_in && (!weight_average_is_on(average, r->step) || average->shown == r->step)) return 0;
     average->shown = r->step;
     weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);

@@ -16,10 +16,10 @@
 #ifndef LLMC_RUN_RUN_H
 #define LLMC_RUN_RUN_H
 
+#include "llmc/base/loss_svg.h"
 #include "llmc/base/process.h"
 #include "llmc/run/find_files.h"
 #include "llmc/run/hub.h"
-#include "llmc/run/model_card.h"
 #include "llmc/run/recipe.h"
 #include "llmc/run/step.h"
 
@@ -247,7 +247,7 @@ static inline void run_alloc(Run* r, ModelBuffers* b) {
     model_buffers_alloc(b, &r->ctx);
     optimizer_join(&r->optimizer, &r->grad_sync, &b->table, run_update_settings(r), &r->group, &r->ctx);
     run_set_loss_scale(r);
-    b->grad_sync = &r->grad_sync;
+    b->grad_sync = r->group.size > 1 ? &r->grad_sync : NULL;
     b->loss_scale = &r->optimizer.loss_scale->scale;
     b->master = r->optimizer.master;
     run_open_steps(r);
@@ -355,40 +355,6 @@ static inline int run_begin(Run* r, uint64_t tokens, const char* about, double s
     r->average.saved = -1;
     r->average.shown = run_lacks_validation(r, "ema_val_loss") ? -1 : r->step;
     return run_lacks_validation(r, "val_loss") || run_average(r);
-}
-
-// Save the model and the optimizer. Returns 0, -1 after a warning.
-static inline int run_save(Run* r) {
-    WeightAverage* average = &r->average;
-    grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);  // the other ranks' parameters are on their way
-    const char* val = r->settings.val_every ? r->val_pattern : NULL;
-    Text card = model_card(r, val, 0);
-    int result = run_save_checkpoint(r, card.text);
-    free(card.text);
-    if (!weight_average_is_on(average, r->step) || average->saved == r->step) return result;
-    average->saved = r->step;
-    weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
-    grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);
-    card = model_card(r, val, 1);
-    run_save_average(r, card.text);
-    free(card.text);
-    weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
-    return result;
-}
-
-// Save a checkpoint if one is due. Returns whether another step follows. A `signal` (0: none) ends the run. All ranks
-// call it.
-static inline int run_next_step(Run* r, int signal) {
-    // A resumed run made up a validation that a signal had ended: its checkpoint is saved again, with the result.
-    if (r->writer->step == r->step && group_any(&r->group, log_has_late_result(&r->log, r->step)))
-        r->writer->step = -1, r->checkpoint_is_due = 1;
-    if (r->checkpoint_is_due || (r->settings.keep_best && r->best.step == r->step && r->step > 0)) run_save(r);
-    if (r->is_paused) run_restart_clock(r);
-    r->checkpoint_is_due = r->is_paused = 0;
-    if (r->step >= r->end || run_must_stop(r, signal)) return 0;
-    group_begin_step(&r->group, r->step + 1);
-    run_begin_profiled_step(r);
-    return 1;
 }
 
 // Report how the run ended, after the last save. Ends with FAILED if the save failed. All ranks call it.

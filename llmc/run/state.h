@@ -149,30 +149,6 @@ static inline void run_delete_earlier(Run* r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// What is due after a step
-
-// Whether something is due now: every `every` steps (0: never), and with `at_end` also after the run's last step.
-static inline int run_is_due(const Run* r, int every, int at_end) {
-    return every > 0 && (r->step % every == 0 || (at_end && r->step == r->last));
-}
-
-// Whether all ranks stop now: a rank received a signal (`signal`; 0: this one did not). Ends the run if another run has
-// locked OUT.
-static inline int run_must_stop(Run* r, int signal) {
-    int stop = run_lock_check(&r->lock) != 0 ? LOCK_IS_LOST : signal;
-    int* stops = (int*)xmalloc((size_t)r->group.size * sizeof *stops);
-    group_gather(&r->group, stops, &stop, sizeof stop);
-    int is_lost = 0;
-    for (int rank = 0; rank < r->group.size; rank++) {
-        is_lost |= stops[rank] == LOCK_IS_LOST;
-        if (!r->stop) r->stop = stops[rank];
-    }
-    free(stops);
-    if (is_lost) checkpoint_die(&r->group, FAILED, RUN_LOCK_LOST, r->settings.out);
-    return r->stop != 0;
-}
-
-// ---------------------------------------------------------------------------------------------------------
 // Save
 
 // The arguments for the functions of checkpoint/.

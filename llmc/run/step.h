@@ -5,6 +5,7 @@
 
 #include "llmc/fp8/report.h"
 #include "llmc/run/evaluate.h"
+#include "llmc/run/model_card.h"
 #include "llmc/run/peak.h"
 
 // A micro-batch of a step on this rank.
@@ -86,7 +87,7 @@ static inline MicroBatch run_begin_step(Run* r) {
     r->buffers->dropout = dropout;
     r->lr = schedule_at(&r->schedule, r->step);
     scope_step(&r->ctx, r->step + 1);
-    fp8_state_begin_step(&r->buffers->fp8);
+    if (r->settings.fp8) fp8_state_begin_step(&r->buffers->fp8);
     if (r->step == r->buffers->fp8.steps) step_graph_restart(&r->steps.graph);  // with other matmuls
     return micro;
 }
@@ -95,7 +96,7 @@ static inline MicroBatch run_begin_step(Run* r) {
 // the last one.
 static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
     int i = ++micro->index, first = (i * r->group.size + r->group.rank) * r->settings.B;
-    if (i > 0 && i < r->micro_steps) step_graph_end(&r->steps.graph, &r->ctx);
+    if (r->steps.graph.is_on && i > 0 && i < r->micro_steps) step_graph_end(&r->steps.graph, &r->ctx);
     if (i == r->micro_steps) {
         r->buffers->dropout.is_on = 0;
         return 0;
@@ -103,21 +104,25 @@ static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
     micro->sequence += (uint64_t)(first - micro->first);
     micro->first = first;
     micro->mode = i == 0 ? SET : ADD;
-    if (i + 1 == r->micro_steps && micro->direction == BACKWARD) grad_sync_begin(&r->grad_sync);
+    int syncs = r->group.size > 1 && micro->direction == BACKWARD;
+    if (syncs && i + 1 == r->micro_steps) grad_sync_begin(&r->grad_sync);
     return 1;
 }
 
 // Call after the micro-batch is on the device. With --graph, launches are captured from here on. run_next_micro_batch()
 // runs them; for the last micro-batch, run_log() does.
 static inline void run_capture(Run* r, MicroBatch micro) {
-    step_graph_begin(&r->steps.graph, micro.index == 0, micro.index + 1 == r->micro_steps, &r->ctx);
+    StepGraph* graph = &r->steps.graph;
+    if (graph->is_on) step_graph_begin(graph, micro.index == 0, micro.index + 1 == r->micro_steps, &r->ctx);
 }
 
 // Finish the all-reduce of the gradients, and all-reduce the losses.
 static inline void run_all_reduce(Run* r, StepLosses losses) {
-    if (r->settings.passes != PASSES_FORWARD) grad_sync_finish(&r->grad_sync, r->buffers->grads, &r->ctx);
-    for (int i = 0; i < losses.count; i++) grad_sync_all_reduce(&r->grad_sync, losses.values[i], 1, SUM_REAL, &r->ctx);
-    fp8_state_end_step(&r->buffers->fp8, r->step, &r->grad_sync, &r->ctx);
+    GradSync* sync = &r->grad_sync;
+    if (r->group.size > 1 && r->settings.passes != PASSES_FORWARD) grad_sync_finish(sync, r->buffers->grads, &r->ctx);
+    for (int i = 0; r->group.size > 1 && i < losses.count; i++)
+        grad_sync_all_reduce(sync, losses.values[i], 1, SUM_REAL, &r->ctx);
+    if (r->settings.fp8) fp8_state_end_step(&r->buffers->fp8, r->step, &r->grad_sync, &r->ctx);
 }
 
 // Settings of the optimizer's update in this step.
@@ -131,7 +136,7 @@ static inline OptimizerSettings run_optimizer_settings(const Run* r) {
     o.max_norm = s->clip;
     o.rounding = rng_stream((uint64_t)s->seed, (uint64_t)r->step, 0, SITE_ROUNDING);
     o.cautious = s->cautious_decay;
-    o.muon.momentum = muon_momentum_at(s->muon_warmup, r->step);
+    if (optimizer_is_muon((OptimizerKind)s->optimizer)) o.muon.momentum = muon_momentum_at(s->muon_warmup, r->step);
     return o;
 }
 
@@ -141,16 +146,17 @@ static inline void run_update(Run* r, StepLosses losses) {
     const real* all[OUTLIER_LOSSES] = {losses.values[0], losses.count > 1 ? losses.values[1] : NULL};
     optimizer_step(&r->optimizer, r->buffers->params, r->buffers->grads, run_optimizer_settings(r), all, &r->grad_sync,
                    &r->ctx);
-    model_buffers_share(r->buffers, &r->ctx);
-    collectives_check(&r->grad_sync.collectives);
-    weight_average_step(&r->average, r->step + 1, r->buffers, &r->optimizer, &r->ctx);
+    if (r->group.size > 1) {
+        model_buffers_share(r->buffers, &r->ctx);
+        collectives_check(&r->grad_sync.collectives);
+    }
+    if (r->average.decay > 0) weight_average_step(&r->average, r->step + 1, r->buffers, &r->optimizer, &r->ctx);
 }
 
 // After the first step: from now on, all ranks use the matmul algorithms that rank 0 chose. So does a resumed run,
 // because the checkpoint has the algorithms of rank 0.
 static inline void run_share_plans(Run* r) {
     Text plans = {NULL, 0, 0};
-    if (r->shares_plans || r->group.size == 1) return;
     r->shares_plans = 1;
     if (r->group.rank == 0) matmul_plans_text(&r->ctx, &plans);
     uint64_t length = plans.length;
@@ -175,7 +181,7 @@ static inline void run_log(Run* r, StepLosses losses, StepWork work) {
     for (int i = 0; i < losses.count; i++) results[count++] = losses.values[i];
     if (outliers_are_judged(o->limits)) results[count++] = &o->outliers->skipped;
     readback_copy(&r->ctx, &launched->result, results, count);
-    step_graph_end(&s->graph, &r->ctx);
+    if (s->graph.is_on) step_graph_end(&s->graph, &r->ctx);
     readback_record(&r->ctx, &launched->result);
     s->graph.steps++;
     launched->lr = r->lr;
@@ -183,7 +189,7 @@ static inline void run_log(Run* r, StepLosses losses, StepWork work) {
     if (r->settings.passes == PASSES_FORWARD) launched->work.flops /= 3;  // the backward pass has the other two thirds
     launched->losses = losses;
     launched->step = ++r->step;
-    run_share_plans(r);
+    if (r->group.size > 1 && !r->shares_plans) run_share_plans(r);
     device_set_autotune(&r->ctx, 0);
     r->consumed += (uint64_t)work.consumed;
     scope_step(&r->ctx, -1);
@@ -280,7 +286,7 @@ static inline ProfiledRun run_profiled(Run* r) {
 
 // Before the launch of a step.
 static inline void run_begin_profiled_step(Run* r) {
-    if (!r->steps.profiler.count || !profiler_prepare_step(&r->steps.profiler, r->step, &r->ctx)) return;
+    if (!profiler_prepare_step(&r->steps.profiler, r->step, &r->ctx)) return;
     run_restart_clock(r);  // the step's time excludes its preparation
     profiler_begin_step(&r->steps.profiler, &r->ctx);
 }
@@ -289,7 +295,6 @@ static inline void run_begin_profiled_step(Run* r) {
 // at once and the clock restarted.
 static inline int run_end_profiled_step(Run* r) {
     Profiler* profiler = &r->steps.profiler;
-    if (!profiler->count) return 0;
     int at_once = profiler_reads_at_once(profiler, r->step - 1);
     if (profiler_end_step(profiler, r->step - 1, &r->ctx)) {
         group_begin_work(&r->group);
@@ -300,20 +305,90 @@ static inline int run_end_profiled_step(Run* r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// After a step
+// Between steps
+
+// Whether something is due now: every `every` steps (0: never), and with `at_end` also after the run's last step.
+static inline int run_is_due(const Run* r, int every, int at_end) {
+    return every > 0 && (r->step % every == 0 || (at_end && r->step == r->last));
+}
+
+// Whether a result with key `key` in log.jsonl is due before the first step of this process. It is due only if the log
+// lacks it, as in a new run, or if a signal interrupted it. All ranks call it.
+static inline int run_is_missing(const Run* r, int every, const char* key) {
+    return group_any(&r->group, r->group.rank == 0 && run_is_due(r, every, 1) && !log_has(&r->log, key));
+}
+
+// The same for a validation.
+static inline int run_lacks_validation(const Run* r, const char* key) {
+    return r->has_val && run_is_missing(r, r->settings.val_every, key);
+}
 
 // Read and log the results of all launched steps, or of all but the last. `pauses`: 1 if something other than a step and
 // validation follows, which takes time and needs a complete log. Returns whether a validation is due.
 static inline int run_end_step(Run* r, int pauses) {
-    int profile = run_end_profiled_step(r);
+    int profile = r->steps.profiler.count && run_end_profiled_step(r);
     int validation = r->has_val && run_is_due(r, r->settings.val_every, 1);
-    writer_poll(r->writer);  // the previous checkpoint may still be written in the background
+    if (r->writer->phase != WRITER_IDLE) writer_poll(r->writer);  // a checkpoint is written in the background
     r->checkpoint_is_due = run_is_due(r, r->settings.checkpoint_every, 0);
     r->is_paused = profile || pauses || validation || r->checkpoint_is_due;
     run_finish_steps(r, r->is_paused || r->step == r->end ? 0 : READBACK_LAG);
     if (r->is_paused) group_begin_work(&r->group);
     if (validation) fp8_report(&r->buffers->fp8, &r->group, &r->log, r->step, &r->ctx);
     return validation;
+}
+
+// Save the model and the optimizer. Returns 0, -1 after a warning.
+static inline int run_save(Run* r) {
+    WeightAverage* average = &r->average;
+    grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);  // the other ranks' parameters are on their way
+    const char* val = r->settings.val_every ? r->val_pattern : NULL;
+    Text card = model_card(r, val, 0);
+    int result = run_save_checkpoint(r, card.text);
+    free(card.text);
+    if (!weight_average_is_on(average, r->step) || average->saved == r->step) return result;
+    average->saved = r->step;
+    weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
+    grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);
+    card = model_card(r, val, 1);
+    run_save_average(r, card.text);
+    free(card.text);
+    weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
+    return result;
+}
+
+// The first of the ranks' reasons to stop.
+static inline int run_gather_stop(const Run* r, int stop) {
+    int first = 0, *stops = (int*)xmalloc((size_t)r->group.size * sizeof *stops);
+    group_gather(&r->group, stops, &stop, sizeof stop);
+    for (int rank = 0; rank < r->group.size; rank++)
+        if (!first || stops[rank] == LOCK_IS_LOST) first = stops[rank];
+    free(stops);
+    return first;
+}
+
+// Whether all ranks stop now: a rank received a signal (`signal`; 0: this one did not). Ends the run if another run has
+// locked OUT.
+static inline int run_must_stop(Run* r, int signal) {
+    int stop = run_lock_check(&r->lock) != 0 ? LOCK_IS_LOST : signal;
+    if (r->group.size > 1) stop = run_gather_stop(r, stop);
+    if (stop == LOCK_IS_LOST) checkpoint_die(&r->group, FAILED, RUN_LOCK_LOST, r->settings.out);
+    if (!r->stop) r->stop = stop;
+    return r->stop != 0;
+}
+
+// Save a checkpoint if one is due. Returns whether another step follows. A `signal` (0: none) ends the run. All ranks
+// call it.
+static inline int run_next_step(Run* r, int signal) {
+    // A resumed run made up a validation that a signal had ended: its checkpoint is saved again, with the result.
+    if (r->writer->step == r->step && group_any(&r->group, log_has_late_result(&r->log, r->step)))
+        r->writer->step = -1, r->checkpoint_is_due = 1;
+    if (r->checkpoint_is_due || (r->settings.keep_best && r->best.step == r->step && r->step > 0)) run_save(r);
+    if (r->is_paused) run_restart_clock(r);
+    r->checkpoint_is_due = r->is_paused = 0;
+    if (r->step >= r->end || run_must_stop(r, signal)) return 0;
+    if (r->group.size > 1) group_begin_step(&r->group, r->step + 1);
+    if (r->steps.profiler.count) run_begin_profiled_step(r);
+    return 1;
 }
 
 #endif

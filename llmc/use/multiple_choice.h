@@ -18,7 +18,7 @@
 #include "llmc/base/sequences.h"
 #include "llmc/data/batch_lm.h"
 #include "llmc/ops/accuracy.h"
-#include "llmc/run/evaluate.h"
+#include "llmc/run/step.h"
 #include "llmc/use/choice_files.h"
 
 // A sequence of a micro-batch: one ending of an example.
