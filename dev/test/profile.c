@@ -319,13 +319,13 @@ static void test_random_accounting(Tests* t) {
 // Without a trace rows are ops, timed by the host's clock. An inner scope's time does not count in the outer one.
 static void test_ops(Tests* t) {
     Context ctx;
-    ScopeLog log;
+    ScopeLog log, other;
     ProfileStep step;
     memset(&ctx, 0, sizeof ctx);
-    scope_log_open(&log, NULL);
+    scope_log_open(&log, NULL), scope_log_open(&other, NULL);
     Scope unheard = scope_open(&ctx, "unheard", 0, 0, "n=%d", 1);
     scope_close(&unheard);
-    scope_attach(&ctx, &log.observer);
+    scope_attach(&ctx, &log.observer), scope_attach(&ctx, &other.observer);
     scope_at(&ctx, BACKWARD, 3);
     Scope outer = scope_open(&ctx, "outer", 1, 2, "n=%d", 4), inner = scope_open(&ctx, "inner", 0, 0, "m=%d", 5);
     usleep(20000);
@@ -334,7 +334,7 @@ static void test_ops(Tests* t) {
     Scope after = scope_open(&ctx, "after", 0, 0, "%s", "");
     scope_close(&after);
     profile_from_log(&step, &log, 1);
-    expect(t, step.count == 3 && log.open == NO_SCOPE, "ops/one per scope", "%zu", step.count);
+    expect(t, step.count == 3 && log.open == NO_SCOPE && other.count == 3, "ops/one per scope", "%zu", step.count);
     const ProfileRow* r = step.rows;
     expect(t,
            strcmp(r[0].op, "outer") == 0 && strcmp(r[0].shapes, "n=4") == 0 && r[0].direction == BACKWARD &&
@@ -346,7 +346,7 @@ static void test_ops(Tests* t) {
                r[0].seconds + r[1].seconds <= r[2].start + 1e-9,
            "ops/time of an inner scope", "%g %g", r[0].seconds, r[1].seconds);
     profile_step_free(&step);
-    scope_log_close(&log);
+    scope_log_close(&log), scope_log_close(&other);
 }
 
 // ---------------------------------------------------------------------------------------------------------
