@@ -57,7 +57,7 @@ for source in dev/test/fuzz*.c; do
 done
 
 # --- includes go down only. The core: a folder may include itself and those after it.
-core="run optim dist model ops device data base"
+core="run optim dist model ops data device base"
 # Rooms: each may include the core and the rooms listed here.
 rooms_of() {
     case $1 in
@@ -70,7 +70,7 @@ rooms_of() {
     esac
 }
 # Files outside a room, trainers and rooms included, that include a header of it. These numbers only go down.
-most_files_naming="bert:5 checkpoint:3 explain:3 fp8:5 hopper:2 lamb:1 muon:1 profile:1 text:9 tune:1 use:3"
+most_files_naming="bert:5 checkpoint:1 explain:3 fp8:5 hopper:2 lamb:1 muon:1 profile:1 text:9 tune:1 use:3"
 folder_of() { local path=${1#llmc/}; echo "${path%%/*}"; }
 op() { local path=${1#llmc/ops/}; echo "${path%%/*}"; }  # its folder or its file below ops/
 is_core() { [[ " $core " == *" $1 "* ]]; }
