@@ -154,7 +154,7 @@ __attribute__((noreturn)) static inline void test_exit(const ProcessGroup* group
 }
 
 #include "dev/test/tests.h"
-#include "llmc/bert/embed.h"
+#include "llmc/use/embed.h"
 #include "llmc/bert/mlm_data.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/model/config.h"

@@ -1,5 +1,5 @@
 /* Losses and accuracies of a masked language model on held-out text, and on a set of clozes
- * (llmc/use/choice_files.h). In a cloze it predicts the first token of the ending, from the context and the
+ * (llmc/choices/choice_files.h). In a cloze it predicts the first token of the ending, from the context and the
  * rest of the ending:
  *
  *   [CLS] Ben goes to the park . Where is Ben ? Ben is in the [MASK] . [SEP]

@@ -1,19 +1,9 @@
-/* The model-independent part of a masked language model's run: its data, and the modes that do not train. */
+/* The model-independent part of a masked language model's run: its data, and the work of a step. */
 #ifndef LLMC_BERT_MLM_RUN_H
 #define LLMC_BERT_MLM_RUN_H
 
-#include "llmc/bert/embed.h"
 #include "llmc/bert/fill_mask.h"
 #include "llmc/bert/mlm_evaluation.h"
-#include "llmc/explain/mlm.h"
-
-// Returns whether --fill, --embed or --explain is given: then the run needs no data and neither trains nor saves.
-static inline int mlm_run_has_no_data(const MlmSettings* m, Run* r) {
-    Settings* s = &r->settings;
-    const int fills = fill_mask_check(m->fill, s, r->flags, r->flag_count);
-    const int embeds = embed_check(m, s, r->flags, r->flag_count);
-    return explain_check(&m->explain, s, r->flags, r->flag_count) || fills || embeds;
-}
 
 // Open the data, and the sets of clozes, of a model of V tokens and T positions.
 static inline void mlm_run_open_data(Run* r, MlmSettings* m, MlmSource* source, int V, int T) {
@@ -21,7 +11,6 @@ static inline void mlm_run_open_data(Run* r, MlmSettings* m, MlmSource* source, 
     mlm_source_open(source, r->train_pattern, r->val_pattern, V, (uint64_t)r->settings.seed);
     mlm_check_words(&source->train, &source->words);
     source->train.in_order = !r->settings.shuffle;
-    if (r->settings.evaluate && !source->has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
     session_check_data(&r->session, mlm_fingerprint(&source->train), r->train_pattern);
     session_set_last(&r->session, mlm_sequences(&source->train));
 }

@@ -2,7 +2,6 @@
 #ifndef LLMC_EXPLAIN_SETTINGS_H
 #define LLMC_EXPLAIN_SETTINGS_H
 
-#include "llmc/model/tensors.h"
 #include "llmc/run/settings.h"
 
 typedef struct {
@@ -38,8 +37,8 @@ static inline int explain_pair_rows(ExplainSettings* s, Flag* table, int count) 
 
 static inline int explain_is_asked(const ExplainSettings* s) { return *s->text != '\0'; }
 
-// Returns whether --explain is given; then the run neither trains nor saves (s->evaluate). Ends with USAGE if the text is
-// empty, as from an unset shell variable, or if flags contradict it.
+// Returns whether --explain is given. Ends with USAGE if the text is empty, as from an unset shell variable, or if flags
+// contradict it.
 static inline int explain_check(const ExplainSettings* e, Settings* s, Flag* table, int count) {
     if (flag_is_given(table, count, "--explain") && !*e->text) die(USAGE, "--explain '': is empty; give a text");
     if (!explain_is_asked(e)) {
@@ -52,16 +51,10 @@ static inline int explain_check(const ExplainSettings* e, Settings* s, Flag* tab
     }
     if (e->next && !*e->second) die(USAGE, "--explain-next 1: needs --explain-second, the other text of the pair");
     if (s->evaluate) die(USAGE, "--explain: does not combine with --evaluate, --generate, --fill or --embed");
-    if (s->profile) die(USAGE, "--explain and --profile: explain the model after the profiled run");
     if (s->fp8) die(USAGE, "--explain and --fp8 1: an fp8 model keeps no activations to show; leave --fp8 out");
     if (!*s->out) die(USAGE, "--explain: writes to -o, which is empty; name a directory");
     s->evaluate = 1, s->B = 1, s->total_batch = 0;
     return 1;
-}
-
-// Which activations the model keeps (model/tensors.h).
-static inline int explain_recompute(const ExplainSettings* e, const Settings* s) {
-    return explain_is_asked(e) ? RECOMPUTE_NOTHING : s->evaluate ? FORWARD_ONLY : s->recompute;
 }
 
 #endif

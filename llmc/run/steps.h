@@ -51,8 +51,7 @@ typedef struct {
 // Check --profile and --graph before anything is written. There must be steps to profile.
 static inline void steps_open(Steps* s, const Settings* settings, int ranks) {
     if (settings->profile && settings->evaluate)
-        die(USAGE, "--profile %d measures training steps; --evaluate, --generate, --fill and --embed have none",
-            settings->profile);
+        die(USAGE, "--profile %d measures training steps; --evaluate has none", settings->profile);
     if (settings->profile_energy && !GPU_BUILD)
         die(USAGE, "--profile-energy 1 measures a GPU by its driver's NVML; this is the CPU build");
     step_graph_open(&s->graph, settings, ranks);

@@ -11,15 +11,15 @@
  * its rows. The head reads only rows that predict a token of an ending. If a sequence is too long, its context is
  * truncated on the left. Examples are distributed round-robin over the ranks. Sums over ranks are of integers, and of
  * the losses of clozes. */
-#ifndef LLMC_USE_MULTIPLE_CHOICE_H
-#define LLMC_USE_MULTIPLE_CHOICE_H
+#ifndef LLMC_CHOICES_MULTIPLE_CHOICE_H
+#define LLMC_CHOICES_MULTIPLE_CHOICE_H
 
 #include "llmc/base/log.h"
 #include "llmc/base/sequences.h"
+#include "llmc/choices/choice_files.h"
 #include "llmc/data/batch_lm.h"
 #include "llmc/ops/accuracy.h"
 #include "llmc/run/nonfinite.h"
-#include "llmc/use/choice_files.h"
 
 // A sequence of a micro-batch: one ending of an example.
 typedef struct {
@@ -288,7 +288,7 @@ static inline void multiple_choice_show(const Session* s, Log* log, const Multip
 
 typedef struct {
     const char* files;  // --choices: separated by commas
-    int every;          // -h: steps between evaluations; 0: only with --evaluate 1
+    int every;          // -h: steps between evaluations; 0: none while training
     int count;
     MultipleChoice* set;  // [count]
 } MultipleChoiceSets;
@@ -318,7 +318,7 @@ static inline int multiple_choice_rows(MultipleChoiceSets* s, Flag* table, int c
         {"-h", "--hellaswag", FLAG_INT,    &s->every, "0", 0, 1e9, NULL, SCOPE_FREE, TOPIC_VALIDATION,
          "Steps between evaluations on --choices, and one at the end. 0: never."},
         {NULL, "--choices",   FLAG_STRING, &s->files, "",  0, 0,   NULL, SCOPE_FREE, TOPIC_VALIDATION,
-         "Multiple-choice sets for -h and --evaluate 1, separated by commas (dev/data/hellaswag.py, lambada.py)."},
+         "Multiple-choice sets to evaluate on, separated by commas (dev/data/hellaswag.py, lambada.py)."},
     };
     // clang-format on
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
