@@ -50,7 +50,7 @@ static inline int use_rows(Settings* s, Flag* table, int count) {
     settings_help(table, left, "--output", "Directory of a run for -y 1, and of the page of --explain.");
     settings_help(table, left, "--resume",
                   "1: use the newest complete checkpoint in -o, with its settings, instead of -e.");
-    settings_help(table, left, "--seed", "Seed of drawn tokens and masks.");
+    settings_help(table, left, "--seed", "Seed of drawn tokens, and of the weights that the files of a model lack.");
     return settings_evaluate_row(s, table, left);
 }
 
