@@ -651,30 +651,27 @@ static int settings_flags(Trainer* t) {
     return mlm_default_settings(t->run.flags, mlm_settings_rows(&t->mlm, t->run.flags, count));
 }
 
-// Find the model's configuration.
-static Config find_config(Trainer* t) {
-    Run* r = &t->run;
-    fill_mask_find_words(&t->data.words, &r->session, r->directory, r->data_directory);
-    Config c = config_find(r->directory, &r->settings, &t->data.words);
-    c.next = t->mlm.next_sentence;
-    if (r->weights && c.tied) c.tied = weights_tie(r->weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
-    return c;
+// The configuration of the model at r->source.
+static Config find_config(Run* r, const MlmSettings* s, WordPiece* words) {
+    fill_mask_find_words(words, &r->session, r->directory, r->data_directory);
+    Config config = config_find(r->directory, &r->settings, words);
+    config.next = s->next_sentence;
+    if (r->weights && config.tied)
+        config.tied = weights_tie(r->weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
+    return config;
 }
 
 // Plan the tensors and memory of a model for sequences of T tokens, and allocate its batches.
-static void plan_model(Trainer* t, Config c, MlmRecipe recipe, int T, int recompute) {
-    Run* r = &t->run;
-    Model* m = &t->model;
+static void plan_model(Run* r, Model* m, MlmSource* source, Config c, MlmRecipe recipe, int T, int recompute) {
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);)
         model_plan(m, c, search.B, T, search.B * recipe.max_predictions, search.B * recipe.pack, recompute);
-    mlm_source_alloc(&t->data, recipe, m->B, T, r->micro_steps, &r->ctx);
+    mlm_source_alloc(source, recipe, m->B, T, r->micro_steps, &r->ctx);
 }
 
-static void open_data(Trainer* t) {
-    const Model* m = &t->model;
-    mlm_run_open_data(&t->run, &t->mlm, &t->data, m->config.V, m->T);
+static void open_data(Run* r, const Model* m, MlmSettings* s, MlmSource* source) {
+    mlm_run_open_data(r, s, source, m->config.V, m->T);
     Text text = config_write(&m->config, m->config.next ? "BertForPreTraining" : "BertForMaskedLM", NULL);
-    run_check_ranks(&t->run, text, t->data.has_val, t->data.has_val ? mlm_fingerprint(&t->data.val) : 0);
+    run_check_ranks(r, text, source->has_val, source->has_val ? mlm_fingerprint(&source->val) : 0);
 }
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
@@ -683,10 +680,10 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     run_parse(r, settings_flags(t), argc, argv, "./train_bert [flags]   (none: a small model on the built-in corpus)");
     run_join(r, "data/builtin/bert/train.bin");
     run_find_model(r, "--phase2", t->mlm.phase2);
-    Config config = find_config(t);
+    Config config = find_config(r, &t->mlm, &t->data.words);
     int T = run_sequence_length(r, config.T);
-    plan_model(t, config, mlm_settings_recipe(&t->mlm, T), T, r->settings.recompute);
-    open_data(t);
+    plan_model(r, &t->model, &t->data, config, mlm_settings_recipe(&t->mlm, T), T, r->settings.recompute);
+    open_data(r, &t->model, &t->mlm, &t->data);
     run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
 }
 

@@ -10,12 +10,12 @@
 
 #include "llmc/use/embed.h"        // --embed
 #include "llmc/use/explain_mlm.h"  // --explain
-#include "llmc/use/fill_text.h"    // --fill
+#include "llmc/use/mlm_texts.h"    // --fill
 #include "llmc/use/settings.h"
 
 typedef struct {
     Trainer trainer;  // its run does not train
-    EmbedSettings embed;
+    MlmTextSettings text;
     ExplainSettings explain;
     Explanation explanation;
 } Program;
@@ -35,7 +35,7 @@ static void fill(Trainer* t, const char* text) {
 }
 
 // --embed: write one vector per line of a text file.
-static void embed(Trainer* t, const EmbedSettings* s) {
+static void embed(Trainer* t, const MlmTextSettings* s) {
     Run* r = &t->run;
     Model* m = &t->model;
     MlmSource* data = &t->data;
@@ -78,7 +78,7 @@ static void explain(Trainer* t, Explanation* e) {
 static int program_flags(Program* p) {
     Flag* table = p->trainer.run.flags;
     int count = use_rows(&p->trainer.run.settings, table, settings_flags(&p->trainer));
-    return explain_mlm_rows(&p->explain, table, embed_rows(&p->embed, table, count));
+    return explain_mlm_rows(&p->explain, table, mlm_text_rows(&p->text, table, count));
 }
 
 // Check and open everything that is needed, before anything is written.
@@ -87,20 +87,20 @@ static void program_open(Program* p, int argc, char** argv) {
     Run* r = &t->run;
     run_parse(r, program_flags(p), argc, argv,
               "./use_bert -e MODEL --fill TEXT | --embed FILE | --evaluate 1 | --explain TEXT [flags]");
-    const int embeds = embed_check(&p->embed, &r->settings, r->flags, r->flag_count);
+    const int has_text = mlm_text_check(&p->text, &r->settings, r->flags, r->flag_count);
     const int explains = explain_check(&p->explain, &r->settings, r->flags, r->flag_count);
     use_check(&r->settings, "--fill TEXT, --embed FILE, --evaluate 1 or --explain TEXT");
-    run_join(r, embeds || explains ? NULL : "data/builtin/bert/train.bin");
+    run_join(r, has_text || explains ? NULL : "data/builtin/bert/train.bin");
     run_find_model(r, "", "");
-    Config c = find_config(t);
-    embed_check_model(&p->embed, r->weights, r->group.size);
+    Config c = find_config(r, &t->mlm, &t->data.words);
+    embed_check_model(&p->text, r->weights, r->group.size);
     if (explains) c.next = explain_mlm_has_next(&p->explanation, &p->explain, r->weights, c.next);
     int T = run_sequence_length(r, c.T);
     if (explains) T = explain_mlm_open(&p->explanation, &p->explain, r, &t->data.words, c.V, T, c.next);
-    MlmRecipe recipe = {.max_predictions = explains ? p->explain.predictions : *p->embed.fill ? T : 1, .pack = 1};
-    if (!embeds && !explains) recipe = mlm_settings_recipe(&t->mlm, T);
-    plan_model(t, c, recipe, T, explains ? RECOMPUTE_NOTHING : FORWARD_ONLY);
-    if (!embeds && !explains) open_data(t);
+    MlmRecipe recipe = {.max_predictions = explains ? p->explain.predictions : *p->text.fill ? T : 1, .pack = 1};
+    if (!has_text && !explains) recipe = mlm_settings_recipe(&t->mlm, T);
+    plan_model(r, &t->model, &t->data, c, recipe, T, explains ? RECOMPUTE_NOTHING : FORWARD_ONLY);
+    if (!has_text && !explains) open_data(r, &t->model, &t->mlm, &t->data);
     if (r->train_pattern && !t->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
     run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
 }
@@ -112,8 +112,8 @@ int main(int argc, char** argv) {
     program_open(p, argc, argv);
     process_on_stop(SIG_DFL);  // a signal may end the process at once: nothing is saved
     if (explain_is_asked(&p->explain)) explain(t, &p->explanation);
-    else if (*p->embed.fill) fill(t, p->embed.fill);
-    else if (*p->embed.embed) embed(t, &p->embed);
+    else if (*p->text.fill) fill(t, p->text.fill);
+    else if (*p->text.embed) embed(t, &p->text);
     else evaluate(t);
     trainer_close(t);
     return DONE;

@@ -4,39 +4,12 @@
 #ifndef LLMC_USE_EMBED_H
 #define LLMC_USE_EMBED_H
 
-#include "llmc/bert/mlm_data.h"
-#include "llmc/run/session.h"
-#include "llmc/text/wordpiece.h"
+#include "llmc/use/mlm_texts.h"
 
 #define NUMPY_MAGIC "\x93NUMPY"
 
-typedef enum { POOL_MEAN, POOL_CLS } Pool;  // in the order of the flag's choices
-
 typedef struct {
-    const char* fill;
-    const char *embed, *vectors;  // texts, and the file for their vectors
-    int pool;
-} EmbedSettings;
-
-// Append the rows of --fill and --embed. Returns the new count.
-static inline int embed_rows(EmbedSettings* s, Flag* table, int count) {
-    // clang-format off
-    const Flag rows[] = {
-        {NULL, "--fill",               FLAG_STRING, &s->fill,            "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
-         "Print this text with its [MASK]s filled in by -e (or by -o with -y 1) and exit."},
-        {NULL, "--embed",              FLAG_STRING, &s->embed,           "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
-         "Embed each line of this text file with -e (or -o with -y 1), write the vectors and exit."},
-        {NULL, "--vectors",            FLAG_STRING, &s->vectors,         "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
-         "NumPy file for the vectors, float32 [lines, channels]. Empty: the name of --embed plus .npy."},
-        {NULL, "--pool",               FLAG_CHOICE, &s->pool,            "mean",   0,   0,       "mean|cls", SCOPE_PROCESS, TOPIC_SAMPLES,
-         "Vector of a line. mean: the mean of all last hidden states, with [CLS] and [SEP]; cls: that of [CLS]."},
-    };
-    // clang-format on
-    return settings_add_rows(table, count, rows, COUNT_OF(rows));
-}
-
-typedef struct {
-    const EmbedSettings* settings;
+    const MlmTextSettings* settings;
     const WordPiece* words;
     int B, T, C;
     char *text, *path, *temporary;
@@ -47,26 +20,13 @@ typedef struct {
     float* vector;  // [C]
 } Embedding;
 
-// Returns whether --fill or --embed is given. Ends with USAGE if one is empty, for example from an unset shell variable,
-// or if both are given.
-static inline int embed_check(const EmbedSettings* m, Settings* s, Flag* table, int count) {
-    if (!*m->fill && flag_is_given(table, count, "--fill")) die(USAGE, "--fill '': is empty; give a text with [MASK]");
-    if (*m->embed && *m->fill) die(USAGE, "--embed %s: --fill is given too; choose one", m->embed);
-    if (!*m->embed && flag_is_given(table, count, "--embed")) die(USAGE, "--embed '': is empty; give a file of texts");
-    const int is_given = *m->embed || *m->fill;
-    if (is_given && s->evaluate)
-        die(USAGE, "%s and --evaluate 1: the other prints a loss; leave one out", *m->embed ? "--embed" : "--fill");
-    if (is_given) s->evaluate = 1;
-    return is_given;
-}
-
 // Name of the file to write (caller frees).
-static inline char* embed_path(const EmbedSettings* m) {
+static inline char* embed_path(const MlmTextSettings* m) {
     return *m->vectors ? xprintf("%s", m->vectors) : xprintf("%s.npy", m->embed);
 }
 
 // End with USAGE if there are no weights for --fill or --embed, or if --embed has several ranks or no file to write to.
-static inline void embed_check_model(const EmbedSettings* m, const char* weights, int ranks) {
+static inline void embed_check_model(const MlmTextSettings* m, const char* weights, int ranks) {
     const char* flag = *m->embed ? "--embed" : "--fill";
     if ((*m->embed || *m->fill) && !weights)
         die(USAGE, "%s needs a trained model; name it with -e, or its run with -o and -y 1", flag);
@@ -99,7 +59,8 @@ static inline void embed_put_header(Embedding* e, size_t lines) {
 
 // Open the text file and the file of vectors, for a model of V tokens and C channels, and batches of B sequences of T
 // tokens.
-static inline Embedding embed_open(const EmbedSettings* settings, const WordPiece* words, int B, int T, int V, int C) {
+static inline Embedding embed_open(const MlmTextSettings* settings, const WordPiece* words, int B, int T, int V,
+                                   int C) {
     Embedding e;
     size_t lines = 0;
     memset(&e, 0, sizeof e);
