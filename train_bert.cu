@@ -10,8 +10,9 @@
  * B batch size, T maximum sequence length, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #define ATTENTION_MASK FULL
-#include "llmc/bert/mlm_data.h"  // sentences, their pairs and masks
-#include "llmc/bert/mlm_run.h"   // evaluation
+#include "llmc/bert/fill_mask.h"       // samples
+#include "llmc/bert/mlm_data.h"        // sentences, their pairs and masks
+#include "llmc/bert/mlm_evaluation.h"  // losses and accuracies on held-out text
 #include "llmc/bert/next_sentence.h"
 #include "llmc/model/config.h"  // config.json as a table
 #include "llmc/model/linear.h"

@@ -78,7 +78,7 @@ static void explain(Trainer* t, Explanation* e) {
 static int program_flags(Program* p) {
     Flag* table = p->trainer.run.flags;
     int count = use_rows(&p->trainer.run.settings, table, settings_flags(&p->trainer));
-    return explain_mlm_rows(&p->explain, table, mlm_text_rows(&p->text, table, count));
+    return explain_rows(&p->explain, table, mlm_text_rows(&p->text, table, count), 1);
 }
 
 // Check and open everything that is needed, before anything is written.
@@ -89,7 +89,8 @@ static void program_open(Program* p, int argc, char** argv) {
               "./use_bert -e MODEL --fill TEXT | --embed FILE | --evaluate 1 | --explain TEXT [flags]");
     const int has_text = mlm_text_check(&p->text, &r->settings, r->flags, r->flag_count);
     const int explains = explain_check(&p->explain, &r->settings, r->flags, r->flag_count);
-    use_check(&r->settings, "--fill TEXT, --embed FILE, --evaluate 1 or --explain TEXT");
+    if (!r->settings.evaluate)
+        die(USAGE, "nothing to do: give --fill TEXT, --embed FILE, --evaluate 1 or --explain TEXT");
     run_join(r, has_text || explains ? NULL : "data/builtin/bert/train.bin");
     run_find_model(r, "", "");
     Config c = find_config(r, &t->mlm, &t->data.words);

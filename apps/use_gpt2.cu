@@ -127,7 +127,7 @@ static void explain(Run* r, Model* m, Explanation* e) {
 static int program_flags(Program* p) {
     Flag* table = p->trainer.run.flags;
     int count = use_rows(&p->trainer.run.settings, table, settings_flags(&p->trainer));
-    return explain_lm_rows(&p->explain, table, generate_rows(&p->generate, table, count));
+    return explain_rows(&p->explain, table, generate_rows(&p->generate, table, count), 0);
 }
 
 // Check and open everything that is needed, before anything is written.
@@ -139,7 +139,7 @@ static void program_open(Program* p, int argc, char** argv) {
               "./use_gpt2 -e MODEL --generate N | --evaluate 1 | --explain TEXT [flags]");
     const int generates = generate_check(&p->generate, &r->settings, r->flags, r->flag_count);
     const int explains = explain_check(&p->explain, &r->settings, r->flags, r->flag_count);
-    use_check(&r->settings, "--generate N, --evaluate 1 or --explain TEXT");
+    if (!r->settings.evaluate) die(USAGE, "nothing to do: give --generate N, --evaluate 1 or --explain TEXT");
     run_join(r, generates || explains ? NULL : "data/builtin/train.bin");
     run_find_model(r, "", "");
     Config config = find_config(r);

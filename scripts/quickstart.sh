@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Train a small model on stories about a small world, and let it speak: `make quickstart`, `make quickstart-bert`.
 #
-#     bash scripts/quickstart.sh TRAINER PROGRAM      train_gpt2 and use_gpt2, or those of BERT; writes out/quickstart or
-#                                                     out/quickstart-bert
+#     bash scripts/quickstart.sh TRAINER PROGRAM      train_gpt2 and use_gpt2, or those of BERT; writes out/quickstart*
 #
 # A step's line is shown every 500 steps. The exam's questions are answered by the most likely tokens; "notlast" has those
 # whose answer is not the last person or place named.

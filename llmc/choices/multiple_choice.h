@@ -187,25 +187,17 @@ static inline MultipleChoiceResult multiple_choice_result(const MultipleChoiceEv
 // ---------------------------------------------------------------------------------------------------------
 // With the model, which runs between multiple_choice_load() and multiple_choice_take()
 
-static inline void multiple_choice_alloc(MultipleChoiceEvaluation* e, Context* ctx) {
-    e->device_rows = (int*)device_alloc(ctx, multiple_choice_device_ints(e->N) * sizeof(int), "batch");
-    e->device_correct = (real*)device_alloc(ctx, (size_t)e->N * sizeof(real), "batch");
-}
-
-static inline void multiple_choice_free(MultipleChoiceEvaluation* e) {
-    device_free(e->device_rows, multiple_choice_device_ints(e->N) * sizeof(int));
-    device_free(e->device_correct, (size_t)e->N * sizeof(real));
-}
-
 // Begin the evaluation of this rank's share of a set, and allocate device memory for it.
 static inline void multiple_choice_evaluation_open(MultipleChoiceEvaluation* e, const MultipleChoice* set, int N, int T,
                                                    const ProcessGroup* group, Context* ctx) {
     multiple_choice_begin(e, set, N, T, group->rank, group->size);
-    multiple_choice_alloc(e, ctx);
+    e->device_rows = (int*)device_alloc(ctx, multiple_choice_device_ints(N) * sizeof(int), "batch");
+    e->device_correct = (real*)device_alloc(ctx, (size_t)N * sizeof(real), "batch");
 }
 
 static inline void multiple_choice_evaluation_close(MultipleChoiceEvaluation* e) {
-    multiple_choice_free(e);
+    device_free(e->device_rows, multiple_choice_device_ints(e->N) * sizeof(int));
+    device_free(e->device_correct, (size_t)e->N * sizeof(real));
     multiple_choice_end(e);
 }
 

@@ -135,7 +135,7 @@ static inline char* session_find_start(Session* s, const char* flag, const char*
     if (*other && !found) die(USAGE, "%s %s: has no complete checkpoint; name the directory of a run", flag, other);
     if (found && flag_is_given(s->flags, s->flag_count, "--model"))
         die(USAGE, "%s %s: the model comes from that run; leave -e out", flag, other);
-    if (found && !s->settings->evaluate) session_check_optimizer(s, flag, other, found);
+    if (found) session_check_optimizer(s, flag, other, found);
     if (found) s->started = xprintf("%s", found);
     return found;
 }

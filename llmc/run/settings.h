@@ -260,14 +260,10 @@ static inline int settings_language_rows(Settings* s, Flag* table, const char* m
 
 // Append the row of --evaluate, for programs that score a model without training it. Returns the new count.
 static inline int settings_evaluate_row(Settings* s, Flag* table, int count) {
-    const Flag row = {.long_name = "--evaluate",
-                      .type = FLAG_INT,
-                      .value = &s->evaluate,
-                      .default_text = "0",
-                      .max = 1,
-                      .scope = SCOPE_PROCESS,
-                      .topic = TOPIC_VALIDATION,
-                      .help = "1: print the validation loss of -e (or of -o with -y 1) and exit."};
+    // clang-format off
+    const Flag row = {NULL, "--evaluate", FLAG_INT, &s->evaluate, "0", 0, 1, NULL, SCOPE_PROCESS, TOPIC_VALIDATION,
+                      "1: print the validation loss of -e (or of -o with -y 1) and exit."};
+    // clang-format on
     return settings_add_rows(table, count, &row, 1);
 }
 

@@ -7,14 +7,6 @@
 #include "llmc/run/run.h"
 #include "llmc/use/generate.h"
 
-// Append the rows of --explain. Returns the new count.
-static inline int explain_lm_rows(ExplainSettings* s, Flag* table, int count) {
-    return explain_rows(
-        s, table, count,
-        "Write OUT/explain/explain.html, a page of what -e computes for this text (@FILE: for that of a "
-        "file or a pipe; -: of standard input).");
-}
-
 // Read the text for a model of V tokens and `most` positions. Returns its number of tokens.
 static inline int explain_lm_open(Explanation* e, const ExplainSettings* s, Run* r, int V, int most) {
     const Session* session = &r->session;

@@ -6,16 +6,6 @@
 #include "llmc/explain/run.h"
 #include "llmc/use/mlm_texts.h"
 
-// Append the rows of --explain. Returns the new count.
-static inline int explain_mlm_rows(ExplainSettings* s, Flag* table, int count) {
-    count =
-        explain_rows(s, table, count,
-                     "Write OUT/explain/explain.html, a page of what -e computes for this text (@FILE: for that of a "
-                     "file or a pipe; -: of standard input) with [MASK]s. [MASK=word] gives a target, for a loss and "
-                     "a backward pass.");
-    return explain_pair_rows(s, table, count);
-}
-
 // The token ID of a label of n bytes.
 static inline int explain_mlm_label(const WordPiece* words, const char* flag, const char* label, size_t n) {
     TokenIds ids = {NULL, 0, 0, 0, NULL};

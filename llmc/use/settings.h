@@ -7,41 +7,17 @@
 
 // Take other rows out of the trainer's table, and append that of --evaluate. Returns the new count.
 static inline int use_rows(Settings* s, Flag* table, int count) {
-    static const char* const kept[] = {"--model",
-                                       "--train-data",
-                                       "--val-data",
-                                       "--doc-mask",
-                                       "--output",
-                                       "--resume",
-                                       "--override",
-                                       "--steps",
-                                       "--seed",
-                                       "--batch",
-                                       "--seq-len",
-                                       "--fp8",
-                                       "--fp8-steps",
-                                       "--loss-scale",
-                                       "--val-batches",
-                                       "--fp8-exclude-forward",
-                                       "--choices",
-                                       "--master-weights",
-                                       "--timeout",
-                                       "--attention",
-                                       "--gelu-fusion",
-                                       "--autotune",
-                                       "--tf32",
-                                       "--threads",
-                                       "--nsp",
-                                       "--pack",
-                                       "--mask-fraction",
-                                       "--whole-word-masking",
-                                       "--short-sequences"};
-    char error[FLAG_ERROR_SIZE];
+    static const char kept[] =
+        " --model --train-data --val-data --choices --doc-mask --output --resume --override --steps --seed --batch "
+        "--seq-len "
+        "--fp8 --fp8-steps --fp8-exclude-forward --master-weights --loss-scale --val-batches --timeout --attention "
+        "--gelu-fusion --autotune --tf32 --threads --nsp --pack --mask-fraction --whole-word-masking "
+        "--short-sequences ";
+    char error[FLAG_ERROR_SIZE], name[64];
     int left = 0;
     for (int i = 0; i < count; i++) {
-        size_t k = 0;
-        while (k < COUNT_OF(kept) && strcmp(table[i].long_name, kept[k]) != 0) k++;
-        if (k < COUNT_OF(kept)) table[left++] = table[i];
+        snprintf(name, sizeof name, " %s ", table[i].long_name);
+        if (strstr(kept, name)) table[left++] = table[i];
         else CHECK(flags_assign(&table[i], table[i].default_text, error) == 0);
     }
     Flag* steps = settings_find(table, left, "--steps");
@@ -52,11 +28,6 @@ static inline int use_rows(Settings* s, Flag* table, int count) {
                   "1: use the newest complete checkpoint in -o, with its settings, instead of -e.");
     settings_help(table, left, "--seed", "Seed of drawn tokens, and of the weights that the files of a model lack.");
     return settings_evaluate_row(s, table, left);
-}
-
-// End with USAGE unless a flag says what to do. The checks of those flags have set s->evaluate: nothing is trained.
-static inline void use_check(const Settings* s, const char* flags) {
-    if (!s->evaluate) die(USAGE, "nothing to do: give %s; all flags: --help", flags);
 }
 
 #endif
