@@ -1,6 +1,6 @@
 # GPT-2 and BERT trainers in CUDA C. `make help` lists what there is to make; programs of development are in dev/dev.mk.
 #
-# make            the trainers that this machine can build, and the built-in corpus
+# make            the programs that this machine can build, and the built-in corpus;  make cpu: the CPU trainers alone
 # make DEBUG=1    no optimisation, debug information       SANITIZE=1   AddressSanitizer and UBSan
 # make LINEINFO=1 source lines in GPU code, for ncu and compute-sanitizer; compiles an eighth longer
 # make MARCH=x86-64-v3   another CPU than this one         BLAS=1       matmuls by OpenBLAS, for comparison
@@ -80,22 +80,24 @@ G      := $(B)/$(PRECISION)
 
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all cpu gpu absent help setup quickstart quickstart-bert test check clean always
+.PHONY: all cpu apps gpu absent help setup quickstart quickstart-bert test check clean always
 .DELETE_ON_ERROR:
 
-# The trainers are linked at the top, where people look for them; variants stay in their build folder.
+# The programs are linked at the top, where people look for them; variants stay in their build folder.
 TOP  := $(if $(DEBUG)$(SANITIZE)$(BLAS),$(B)/)
 GPT2 := $(TOP)train_gpt2
 BERT := $(TOP)train_bert
-TUNE := $(TOP)finetune_bert
-GPU_TRAINERS := train_gpt2cu train_bertcu finetune_bertcu
+APPS := $(addprefix $(TOP),use_gpt2 use_bert finetune_bert)
+GPU_PROGRAMS := train_gpt2cu train_bertcu use_gpt2cu use_bertcu finetune_bertcu
+vpath %.cu apps
 
-all: cpu gpu absent
-cpu: $(GPT2) $(BERT) $(TUNE) $(if $(CROSS),,data/builtin/train.bin data/builtin/bert/train.bin)
-gpu: $(if $(HAS_NVCC),$(GPU_TRAINERS))
+all: cpu apps gpu absent
+cpu: $(GPT2) $(BERT) $(if $(CROSS),,data/builtin/train.bin data/builtin/bert/train.bin)
+apps: $(APPS)
+gpu: $(if $(HAS_NVCC),$(GPU_PROGRAMS))
 
 # Report the optional parts that are missing. Everything else is built.
-absent: cpu gpu
+absent: cpu apps gpu
 	@$(if $(HAS_MPI)$(filter 0,$(MPI))$(CROSS),:,echo "built without MPI: mpicc was not found; make setup adds it")
 	@$(if $(if $(HAS_NVCC),$(NCCL_H)$(filter 0,$(NCCL)),there),:,\
 	echo "built without NCCL: nccl.h was not found, so the GPU trainers run on one GPU")
@@ -113,14 +115,13 @@ $(PAGES): build/%_page.inc: llmc/%/page.html
 	@mkdir -p $(@D)
 	@od -An -v -tu1 $< | sed 's/\([0-9]\{1,\}\)/\1,/g' >$@
 
-$(GPT2) $(BERT) $(TUNE) $(GPU_TRAINERS): $(PAGES)
+$(GPT2) $(BERT) $(APPS) $(GPU_PROGRAMS): $(PAGES)
 
-# finetune_bert uses the encoder of train_bert.cu, not its heads.
-$(TUNE): WARN += -Wno-unused-function
-$(GPT2) $(BERT) $(TUNE): $(TOP)%: %.cu Makefile $(B)/command
+$(APPS): WARN += -Wno-unused-function  # they use a part of a trainer's source
+$(GPT2) $(BERT) $(APPS): $(TOP)%: %.cu Makefile $(B)/command
 	$(COMPILE) $(COMMIT) -MF $(B)/$*.d $< -o $@ $(LIBS)
 
-$(GPU_TRAINERS): %cu: %.cu Makefile $(G)/command
+$(GPU_PROGRAMS): %cu: %.cu Makefile $(G)/command
 	$(NVCC) $(NVFLAGS) $(COMMIT) -MF $(G)/$@.d $< -o $@ $(NVLIBS)
 
 -include $(wildcard $(B)/*.d $(G)/*.d)
@@ -140,7 +141,7 @@ data/builtin/bert/train.bin: data/builtin/train.bin | $(B)/builtin_corpus
 include dev/dev.mk
 
 help:
-	@echo "make               build the trainers that this machine can build, and the built-in corpus"
+	@echo "make               build the programs that this machine can build, and the built-in corpus"
 	@echo "make setup         install what is missing: a C compiler if there is none, and the optional parts"
 	@echo "make quickstart    set up, build, train a small GPT-2 on stories about a small world: out/quickstart"
 	@echo "make quickstart-bert   the same for a small BERT, which then fills in masked words: out/quickstart-bert"
@@ -159,22 +160,21 @@ help:
 setup:
 	@bash dev/setup.sh
 
-# On the GPU, if there is one.
-quickstart quickstart-bert: TRAINER = train_$(if $(filter quickstart,$@),gpt2,bert)
-quickstart quickstart-bert: PROGRAM = $(if $(FOUND),$(TRAINER)cu,$(TOP)$(TRAINER))
+quickstart: PROGRAMS = $(if $(FOUND),train_gpt2cu use_gpt2cu,$(GPT2) $(TOP)use_gpt2)
+quickstart-bert: PROGRAMS = $(if $(FOUND),train_bertcu use_bertcu,$(BERT) $(TOP)use_bert)
 quickstart quickstart-bert:
 	@bash dev/setup.sh --needed
-	@$(MAKE) --no-print-directory data/builtin/train.bin data/builtin/bert/train.bin $(PROGRAM)
-	@bash scripts/quickstart.sh ./$(PROGRAM)
+	@$(MAKE) --no-print-directory data/builtin/train.bin data/builtin/bert/train.bin $(PROGRAMS)
+	@bash scripts/quickstart.sh $(addprefix ./,$(PROGRAMS))
 
 test:
 	@bash dev/setup.sh --tests
 	@$(MAKE) --no-print-directory test-programs
 	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
-	@MAKEFLAGS= bash dev/test/run.sh $(B) $(GPT2) $(BERT) $(TUNE)
+	@MAKEFLAGS= bash dev/test/run.sh $(B) $(GPT2) $(BERT) $(APPS)
 
 check:
 	@MAKEFLAGS= bash dev/check.sh
 
 clean:
-	rm -rf build train_gpt2 train_gpt2cu train_bert train_bertcu finetune_bert finetune_bertcu
+	rm -rf build train_gpt2 train_bert use_gpt2 use_bert finetune_bert $(GPU_PROGRAMS)

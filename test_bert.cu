@@ -1,4 +1,4 @@
-/* Tests of train_bert.cu and finetune_bert.cu as a whole: they are included here without their main().
+/* Tests of train_bert.cu and apps/finetune_bert.cu as a whole: they are included here without their main().
  *
  *     ./test_bert                     golden numbers, equalities, finite differences (double build)
  *     ./test_bert batches PATTERN T COUNT SEED OUT [DIR]     COUNT sequences as the trainer draws them, and with a model
@@ -6,7 +6,7 @@
  *
  * The golden files and the script that made them are in dev/reference/. */
 #define NO_MAIN
-#include "finetune_bert.cu"
+#include "apps/finetune_bert.cu"
 
 #include "dev/test/model_tests.h"
 

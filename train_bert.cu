@@ -1,5 +1,5 @@
 /* Pre-train BERT, from scratch or from a Hugging Face directory. One source builds for the CPU (gcc) and GPU (nvcc).
- * finetune_bert.cu trains the same encoder to classify texts and to answer questions.
+ * apps/finetune_bert.cu trains the same encoder to classify texts and to answer questions, and apps/use_bert.cu uses it.
  *
  * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, flags, main(). A
  * block is two lists of ops, forward_block() and backward_block(). Each op is a header in llmc/ops/: formula, plain C
@@ -10,8 +10,9 @@
  * B batch size, T maximum sequence length, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #define ATTENTION_MASK FULL
-#include "llmc/bert/mlm_data.h"  // sentences, their pairs and masks
-#include "llmc/bert/mlm_run.h"   // evaluation, and modes that do not train: fill-mask, embeddings, --explain
+#include "llmc/bert/fill_mask.h"       // samples
+#include "llmc/bert/mlm_data.h"        // sentences, their pairs and masks
+#include "llmc/bert/mlm_evaluation.h"  // losses and accuracies on held-out text
 #include "llmc/bert/next_sentence.h"
 #include "llmc/model/config.h"  // config.json as a table
 #include "llmc/model/linear.h"
@@ -587,14 +588,13 @@ static WeightRules weight_rules(const Config* c) {
     return rules;
 }
 
-#ifndef NO_MAIN  // tests and finetune_bert.cu include this file for the model only
+#ifndef NO_MAIN  // tests and apps/finetune_bert.cu include this file for the model only
 
 typedef struct {
     Run run;  // settings, ranks, optimizer, log: llmc/run/run.h
     Model model;
     MlmSettings mlm;
     MlmSource data;
-    Explanation explanation;
 } Trainer;
 
 static volatile sig_atomic_t stop_signal;
@@ -634,39 +634,12 @@ static void validate(Run* r, Model* m, MlmSource* data, const MultipleChoice* se
     mlm_evaluation_end(&e, r, log, m->a.loss, m->a.correct, m->config.next);
 }
 
-// Predict the masked tokens of `text`, or of a held-out sequence if it is NULL, and show them.
-static void fill_mask(Run* r, Model* m, MlmSource* data, const char* text) {
-    if (text) fill_mask_batch(&data->batches[0], &data->words, text, m->T, m->config.V);
-    else mlm_batch_build(&data->batches[0], &data->val, 0, 1);
+// Predict the masked tokens of a held-out sequence, show them, and save them in OUT/sample.txt.
+static void sample(Run* r, Model* m, MlmSource* data) {
+    mlm_batch_build(&data->batches[0], &data->val, 0, 1);
     MlmInput in = mlm_load(&data->loader, &data->batches[0], &r->ctx);
     forward(m, &in, &r->ctx);
     fill_mask_show(r, &data->words, &data->batches[0], m->a.logits, m->config.V, m->Vp);
-}
-
-// --embed: write one vector per line of a text file.
-static void embed(Run* r, Model* m, MlmSource* data, const MlmSettings* s) {
-    Embedding e = embed_open(s, &data->words, m->B, m->T, m->config.V, m->config.C);
-    while (embed_next(&e, &data->batches[0])) {
-        MlmInput in = mlm_load(&data->loader, &data->batches[0], &r->ctx);
-        forward_encoder(m, &in, &r->ctx);
-        embed_write(&e, &data->batches[0], input_of(m, m->config.L), &r->ctx);
-    }
-    embed_close(&e);
-}
-
-// --explain: run the text forward and backward. Then apply the masked-token head to each layer's input (logit lens).
-static void explain(Run* r, Model* m, MlmSource* data, Explanation* e) {
-    ExplainSizes sizes = {.L = m->config.L, .NH = m->config.NH, .C = m->config.C, .V = m->config.V};
-    MlmInput in = explain_mlm_load(e, data, &m->buffers, sizes, m->config.next, &r->ctx);
-    forward(m, &in, &r->ctx);
-    compute_loss(m, &in, (MlmScales){.masked = explain_scale(e), .next = 1}, explain_direction(e), SET, &r->ctx);
-    if (!e->why_no_loss) backward(m, &in, SET, &r->ctx);
-    explain_end(e, &r->ctx);
-    for (int l = 0; l <= sizes.L; l++) {
-        forward_masked(m, input_of(m, l), &in, &r->ctx);
-        explain_lens(e, m->a.logits, m->Vp, &r->ctx);
-    }
-    explain_write(e, &m->a.loss[0], m->config.next ? &m->a.loss[1] : NULL, &r->ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -679,39 +652,49 @@ static int settings_flags(Trainer* t) {
     return mlm_default_settings(t->run.flags, mlm_settings_rows(&t->mlm, t->run.flags, count));
 }
 
-// Find the model, plan its tensors and memory, and allocate its batches.
-static void open_model(Run* r, Model* m, MlmSettings* s, MlmSource* source, Explanation* e) {
-    run_find_model(r, "--phase2", s->phase2);
-    fill_mask_find_words(&source->words, r, r->directory, r->data_directory);
-    Config c = config_find(r->directory, &r->settings, &source->words);
-    embed_check_model(s, r->weights, r->group.size);
-    c.next = explain_mlm_has_next(e, &s->explain, r->weights, s->next_sentence);
-    if (r->weights && c.tied) c.tied = weights_tie(r->weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
-    int T = run_sequence_length(r, c.T), recompute = explain_recompute(&s->explain, &r->settings);
-    if (explain_is_asked(&s->explain)) T = explain_mlm_open(e, &s->explain, r, &source->words, c.V, T, c.next);
-    MlmRecipe recipe = mlm_settings_recipe(s, T);
+// The configuration of the model at r->source.
+static Config find_config(Run* r, const MlmSettings* s, WordPiece* words) {
+    fill_mask_find_words(words, r, r->directory, r->data_directory);
+    Config config = config_find(r->directory, &r->settings, words);
+    config.next = s->next_sentence;
+    if (r->weights && config.tied)
+        config.tied = weights_tie(r->weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
+    return config;
+}
+
+// Plan the tensors and memory of a model for sequences of T tokens, and allocate its batches.
+static void plan_model(Run* r, Model* m, MlmSource* source, Config c, MlmRecipe recipe, int T, int recompute) {
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);)
         model_plan(m, c, search.B, T, search.B * recipe.max_predictions, search.B * recipe.pack, recompute);
     mlm_source_alloc(source, recipe, m->B, T, r->micro_steps, &r->ctx);
 }
 
+static void open_data(Run* r, const Model* m, MlmSettings* s, MlmSource* source) {
+    mlm_run_open_data(r, s, source, m->config.V, m->T);
+    Text text = config_write(&m->config, m->config.next ? "BertForPreTraining" : "BertForMaskedLM", NULL);
+    run_check_ranks(r, text, source->has_val, source->has_val ? mlm_fingerprint(&source->val) : 0);
+}
+
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
-    const Model* m = &t->model;
-    flags_refuse_moved(argc, argv, "--task", "./finetune_bert");
     run_parse(r, settings_flags(t), argc, argv, "./train_bert [flags]   (none: a small model on the built-in corpus)");
-    const int has_no_data = mlm_run_has_no_data(&t->mlm, r);
-    run_join(r, has_no_data ? NULL : "data/builtin/bert/train.bin");
-    open_model(r, &t->model, &t->mlm, &t->data, &t->explanation);
-    if (!has_no_data) {
-        mlm_run_open_data(r, &t->mlm, &t->data, m->config.V, m->T);
-        Text text = config_write(&m->config, m->config.next ? "BertForPreTraining" : "BertForMaskedLM", NULL);
-        run_check_ranks(r, text, t->data.has_val, t->data.has_val ? mlm_fingerprint(&t->data.val) : 0);
-    }
-    run_init_model(r, &t->model.buffers, weight_rules(&m->config));
+    run_join(r, "data/builtin/bert/train.bin");
+    run_find_model(r, "--phase2", t->mlm.phase2);
+    Config config = find_config(r, &t->mlm, &t->data.words);
+    int T = run_sequence_length(r, config.T);
+    plan_model(r, &t->model, &t->data, config, mlm_settings_recipe(&t->mlm, T), T, r->settings.recompute);
+    open_data(r, &t->model, &t->mlm, &t->data);
+    run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
 }
 
+static void trainer_close(Trainer* t) {
+    mlm_source_close(&t->data);
+    multiple_choice_sets_close(&t->mlm.choices);
+    run_close(&t->run);
+}
+
+#ifndef OTHER_MAIN  // apps/use_bert.cu has its own
 int main(int argc, char** argv) {
     static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
@@ -720,31 +703,22 @@ int main(int argc, char** argv) {
     MultipleChoiceSets* choices = &t->mlm.choices;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
-    if (r->settings.evaluate) process_on_stop(SIG_DFL);  // a signal may end the process at once: nothing is saved
-    if (*t->mlm.fill) fill_mask(r, m, data, t->mlm.fill);
-    else if (*t->mlm.embed) embed(r, m, data, &t->mlm);
-    else if (explain_is_asked(&t->mlm.explain)) explain(r, m, data, &t->explanation);
-    else if (r->settings.evaluate)
-        for (int i = -1; i < choices->count; i++) validate(r, m, data, i < 0 ? NULL : &choices->set[i], NULL);
-    else {
-        double most = (double)m->T * run_step_sequences(r);  // tokens in a step
-        for (int v = run_begin(r, data->train.text.files.tokens, "at most ", most); v; v = run_average(r))
-            validate(r, m, data, NULL, &r->log);
-        for (int i = multiple_choice_first_missing(choices, r); i < choices->count; i++)
-            validate(r, m, data, &choices->set[i], &r->log);
-        while (run_next_step(r, (int)stop_signal)) {
-            train_step(r, m, data, (LossMean)t->mlm.loss_mean);
-            int text = r->has_val && run_is_due(r, t->mlm.sample_every, 1);
-            int scores = multiple_choice_due(choices, r);
-            for (int v = run_end_step(r, scores || text); v; v = run_average(r)) validate(r, m, data, NULL, &r->log);
-            for (int i = 0; i < scores; i++) validate(r, m, data, &choices->set[i], &r->log);
-            if (text && r->group.rank == 0) fill_mask(r, m, data, NULL);
-        }
-        run_end(r, "BERT training");
+    double most = (double)m->T * run_step_sequences(r);  // tokens in a step
+    for (int v = run_begin(r, data->train.text.files.tokens, "at most ", most); v; v = run_average(r))
+        validate(r, m, data, NULL, &r->log);
+    for (int i = multiple_choice_first_missing(choices, r); i < choices->count; i++)
+        validate(r, m, data, &choices->set[i], &r->log);
+    while (run_next_step(r, (int)stop_signal)) {
+        train_step(r, m, data, (LossMean)t->mlm.loss_mean);
+        int text = r->has_val && run_is_due(r, t->mlm.sample_every, 1);
+        int scores = run_is_due(r, choices->every, 1) ? choices->count : 0;
+        for (int v = run_end_step(r, scores || text); v; v = run_average(r)) validate(r, m, data, NULL, &r->log);
+        for (int i = 0; i < scores; i++) validate(r, m, data, &choices->set[i], &r->log);
+        if (text && r->group.rank == 0) sample(r, m, data);
     }
-    mlm_source_close(data);
-    multiple_choice_sets_close(choices);
-    run_close(r);
+    run_end(r, "BERT training");
+    trainer_close(t);
     return DONE;
 }
+#endif
 #endif

@@ -6,9 +6,10 @@
  *
  * B batch size, T sequence length, N = B * T rows, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
  * C = NH * HS channels, F channels inside the MLP (4 C). */
-#define ATTENTION_MASK CAUSAL   // compile attention with this mask only
-#include "llmc/explain/lm.h"    // --explain: what every op computed
-#include "llmc/model/config.h"  // config.json as a table
+#define ATTENTION_MASK CAUSAL  // compile attention with this mask only
+#include "llmc/base/top_k.h"
+#include "llmc/choices/multiple_choice.h"  // HellaSwag and similar sets
+#include "llmc/model/config.h"             // config.json as a table
 #include "llmc/model/linear_input.h"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/classifier/classifier.h"
@@ -19,9 +20,6 @@
 #include "llmc/run/run.h"         // opens, steps and closes a run
 #include "llmc/run/step.h"        // a step: all-reduce, update, log
 #include "llmc/run/vocabulary.h"  // token shards, their batches, their tokenizer
-#include "llmc/use/decode.h"
-#include "llmc/use/generate.h"         // text generation from a prompt
-#include "llmc/use/multiple_choice.h"  // HellaSwag and similar sets
 
 // ---------------------------------------------------------------------------------------------------------
 // Parameters. A linear layer's weight is [out, in] in memory, and [in, out] in GPT-2's files ("Conv1D").
@@ -125,7 +123,6 @@ typedef struct {
     Grads g;
     Acts a;
     LmInput in;
-    int past_len;  // positions before row 0 of a forward pass; each layer's qkv holds their keys and values
 } Model;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -154,7 +151,7 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     const BlockParams* p = &m->p.h[l];
     BlockActs* a = &m->a.h[l];
     int last = l + 1 == c->L, N = s->rows, C = c->C;
-    floatX *next = last ? m->a.lnf : m->a.h[l + 1].ln1, *qkv = a->qkv + (size_t)m->past_len * 3 * (size_t)C;
+    floatX* next = last ? m->a.lnf : m->a.h[l + 1].ln1;
     LayerNormStats next_stats = last ? m->a.lnf_stats : m->a.h[l + 1].ln1_stats;
     LayerNorm ln2 = layernorm_for(p->ln2, p->fc), next_norm = last ? m->p.lnf : layernorm_for(p[1].ln1, p[1].qkv);
     ResidualBranch attention = {.r = a->mid, .dropout = dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT)};
@@ -163,9 +160,8 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
 
     scope_at(ctx, FORWARD, l);
-    linear_forward(qkv, a->ln1, p->qkv, N, C, 3 * C, ctx);
-    if (m->past_len) attention_decode(a->att, a->qkv, m->past_len, c->NH, C / c->NH, ctx);
-    else attention_forward(a->att, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
+    linear_forward(a->qkv, a->ln1, p->qkv, N, C, 3 * C, ctx);
+    attention_forward(a->att, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
     linear_forward(a->mid, a->att, p->attproj, N, C, C, ctx);
     residual_layernorm_for_linear(a->ln2, attention, a->ln2_stats, residual_into(m, l), ln2, rows, (real)c->eps, ctx);
     linear_gelu_forward(a->fc, gelu, a->ln2, p->fc, p->fcproj, (LinearSize){.N = N, .IC = C, .OC = c->F}, ctx);
@@ -477,11 +473,7 @@ typedef struct {
     Model model;
     LmData data;
     MultipleChoiceSets choices;
-    GenerateSettings generate;
-    Generation text;
-    ExplainSettings explain;
-    Explanation explanation;
-    int doc_mask;
+    int doc_mask, sample_every, sample_tokens;
 } Trainer;
 
 static volatile sig_atomic_t stop_signal;
@@ -517,7 +509,7 @@ static void train_step(Run* r, Model* m, LmData* data) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Validation
+// Validation and samples
 
 static int has_dropout(const Config* c) {
     return c->embedding_dropout > 0 || c->attention_dropout > 0 || c->residual_dropout > 0;
@@ -561,67 +553,28 @@ static void validate_choices(Run* r, Model* m, const MultipleChoice* set, Log* l
     if (!group_any(&r->group, stop_signal != 0)) multiple_choice_show(r, log, set, result);
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// Generation
-
-// Compute the logits of the token after a window into the first row of m->a.logits. If the keys and values of all
-// tokens but the last are cached from the previous call, only the last token is computed.
-static void predict_next(Model* m, Window w, Context* ctx) {
-    int rows = w.count - w.past_len;
-    CHECK(w.past_len == 0 || rows == 1);
-    Sequences s = lm_input_text(&m->in, w.tokens + w.past_len, rows, w.past_len, ctx);
-    m->past_len = w.past_len;
-    forward(m, m->in.inputs, &s, ctx);
-    m->past_len = 0;
-    forward_head(m, m->a.lnf + (size_t)(rows - 1) * (size_t)m->config.C, 1, ctx);
-}
-
-// Generate text number `number`: the prompt and up to `tokens` tokens. A signal ends it early.
-static void write_text(Run* r, Model* m, Generation* g, int number, int tokens) {
+// Print a text of `tokens` tokens by the model, from the start of a document, and save it in OUT/sample.txt. A signal ends
+// it early. Each token takes a forward pass over the text, of which the model sees its T positions: a text that exceeds
+// them loses a quarter. apps/use_gpt2.cu keeps keys and values instead, and takes a prompt.
+static void sample(Run* r, Model* m, int tokens) {
+    const int V = m->config.V, T = m->T;
+    int begin = 0, count = 1, *text = (int*)xmalloc(((size_t)tokens + 1) * sizeof(int));
+    uint64_t key = rng_stream((uint64_t)r->settings.seed, (uint64_t)r->step, 0, SITE_SAMPLE);
     HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
-    generation_begin(g, r, number);
-    for (int i = 0; i < tokens && !stop_signal && !g->is_over; i++) {
+    text[0] = run_end_of_text(r, V);
+    for (; count <= tokens && !stop_signal; count++) {
+        if (count - begin > T) begin += max_int(T / 4, 1);
         group_begin_work(&r->group);
-        predict_next(m, generation_window(g), &r->ctx);
+        Sequences s = lm_input_text(&m->in, text + begin, count - begin, 0, &r->ctx);
+        forward(m, m->in.inputs, &s, &r->ctx);
+        forward_head(m, m->a.lnf + (size_t)(s.rows - 1) * (size_t)m->config.C, 1, &r->ctx);
         host_view_read(&r->ctx, &logits);
-        generation_draw(g, logits.values);
+        text[count] = softmax_draw(logits.values, V, rng_uniform(philox((uint32_t)count, 0, 0, 0, key).v[0]));
     }
+    Text shown = run_decode(r, text + 1, count - 1);
+    run_show_text(r, &shown);
     host_view_close(&logits);
-}
-
-// Print the model's current continuation of the prompt, and save it in OUT/sample.txt.
-static void sample(Run* r, Model* m, Generation* g, int tokens) {
-    write_text(r, m, g, 0, tokens);
-    generation_show(g, r);
-}
-
-// --generate: print the texts and the speed.
-static void generate(Run* r, Model* m, Generation* g, const GenerateSettings* s) {
-    double start = now_seconds();
-    for (int number = 0; number < s->samples && !stop_signal; number++) {
-        write_text(r, m, g, number, s->generate);
-        generation_print(g, r, number);
-    }
-    generation_print_speed(g, r, now_seconds() - start);
-}
-
-// --explain: run the text forward and backward. Then apply the head to the input of each layer (the logit lens).
-static void explain(Run* r, Model* m, Explanation* e) {
-    const Config* c = &m->config;
-    ExplainSizes sizes = {.L = c->L, .NH = c->NH, .C = c->C, .V = c->V};
-    Sequences s = explain_lm_load(e, &m->in, &m->buffers, sizes, &r->ctx);
-    Rows rows = {.N = s.rows, .C = c->C};
-    forward(m, m->in.inputs, &s, &r->ctx);
-    forward_head(m, m->a.lnf, s.rows, &r->ctx);
-    compute_loss(m, &s, explain_scale(e), explain_direction(e), SET, &r->ctx);
-    if (explain_direction(e) == BACKWARD) backward(m, m->in.inputs, &s, SET, &r->ctx);
-    explain_end(e, &r->ctx);
-    for (int l = 0; l <= c->L; l++) {
-        layernorm_forward(m->a.lnf, m->a.lnf_stats, residual_into(m, l), m->p.lnf, rows, (real)c->eps, &r->ctx);
-        forward_head(m, m->a.lnf, s.rows, &r->ctx);
-        explain_lens(e, m->a.logits, m->Vp, &r->ctx);
-    }
-    explain_write(e, m->a.loss, NULL, &r->ctx);
+    free(text), free(shown.text);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -634,6 +587,10 @@ static int settings_flags(Trainer* t) {
         {NULL, "--doc-mask", FLAG_INT, &t->doc_mask, "0", 0, 1, NULL, SCOPE_RUN, TOPIC_DATA,
          "1: attention stays within a document, which begins with the end-of-text token. Positions do not restart at "
          "documents."},
+        {"-s", "--sample-every",  FLAG_INT, &t->sample_every,  "500", 0, 1e9, NULL, SCOPE_FREE, TOPIC_SAMPLES,
+         "Steps between samples, and one at the end. 0: never."},
+        {"-g", "--sample-tokens", FLAG_INT, &t->sample_tokens, "128", 1, 1e6, NULL, SCOPE_FREE, TOPIC_SAMPLES,
+         "Tokens per sample."},
     };
     // clang-format on
     Flag* table = t->run.flags;
@@ -642,7 +599,7 @@ static int settings_flags(Trainer* t) {
                                        "(random weights), d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=.");
     settings_default(table, count, "--model", "L=4,C=128,NH=4,T=256");
     count = settings_add_rows(table, count, rows, COUNT_OF(rows));
-    return multiple_choice_rows(&t->choices, table, explain_lm_rows(&t->explain, &t->generate, table, count));
+    return multiple_choice_rows(&t->choices, table, count);
 }
 
 // The configuration of the model at r->source.
@@ -658,16 +615,10 @@ static Config find_config(Run* r) {
     return c;
 }
 
-// Find the model, and plan its tensors and memory.
-static void open_model(Trainer* t) {
+// Plan the tensors and memory of a model for sequences of T tokens.
+static void plan_model(Trainer* t, Config config, int T, int recompute) {
     Run* r = &t->run;
     Model* m = &t->model;
-    run_find_model(r, "", "");
-    Config config = find_config(r);
-    int T = run_sequence_length(r, config.T), has_cache = attention_decode_takes(config.C / config.NH);
-    int recompute = explain_recompute(&t->explain, &r->settings);
-    generation_open(&t->text, &t->generate, r, T, config.V, has_cache);
-    if (explain_is_asked(&t->explain)) T = explain_lm_open(&t->explanation, &t->explain, r, config.V, T);
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);) {
         model_plan(m, config, search.B, T, recompute, t->doc_mask);
         if (*t->choices.files) m->buffers.batch_bytes += multiple_choice_device_bytes(m->N);
@@ -683,8 +634,6 @@ static void open_data(Trainer* t) {
     lm_data_open(data, r->train_pattern, r->val_pattern, t->model.B, t->model.T, c->V, (uint64_t)r->settings.seed,
                  r->settings.shuffle ? SHUFFLED : IN_ORDER, r->group.size, cuts, &r->ctx);
     multiple_choice_sets_open(&t->choices, c->V, t->model.T, &r->group);
-    if (r->settings.evaluate && !data->has_val && !t->choices.count)
-        die(USAGE, "--evaluate 1 needs validation data or multiple-choice sets; name them with -j or --choices");
     run_check_data(r, shards_fingerprint(&data->train_shards), r->train_pattern);
     Text config = config_write(c, end_of_text, run_eos(r, c->V, end_of_text));
     run_check_ranks(r, config, data->has_val, data->has_val ? shards_fingerprint(&data->val_shards) : 0);
@@ -692,20 +641,28 @@ static void open_data(Trainer* t) {
     run_set_last(r, batch_lm_windows(&data->train));
 }
 
+static void trainer_close(Trainer* t) {
+    lm_input_free(&t->model.in);
+    if (t->run.train_pattern) lm_data_close(&t->data);
+    multiple_choice_sets_close(&t->choices);
+    run_close(&t->run);
+}
+
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
     Model* m = &t->model;
     run_parse(r, settings_flags(t), argc, argv, "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
-    const int trains = explain_lm_check(&t->explain, &t->generate, r);
-    run_join(r, trains ? "data/builtin/train.bin" : NULL);
-    open_model(t);
-    if (trains) open_data(t);
-    else if (!r->weights) warn("-e %s: has random weights; name a trained model", r->source);
+    run_join(r, "data/builtin/train.bin");
+    run_find_model(r, "", "");
+    Config config = find_config(r);
+    plan_model(t, config, run_sequence_length(r, config.T), r->settings.recompute);
+    open_data(t);
     run_init_model(r, &m->buffers, weight_rules(&m->config));
     lm_input_alloc(&m->in, m->B, m->T, &r->ctx);
 }
 
+#ifndef OTHER_MAIN  // apps/use_gpt2.cu has its own
 int main(int argc, char** argv) {
     static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
@@ -713,33 +670,22 @@ int main(int argc, char** argv) {
     const MultipleChoiceSets* choices = &t->choices;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
-    if (explain_is_asked(&t->explain)) explain(r, m, &t->explanation);
-    else if (t->generate.generate) generate(r, m, &t->text, &t->generate);
-    else if (r->settings.evaluate) {
-        process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
-        if (r->has_val) validate(r, m, &t->data, NULL);
-        for (int i = 0; i < choices->count; i++) validate_choices(r, m, &choices->set[i], NULL);
-    } else {
-        double tokens = step_work(m, run_step_sequences(r)).tokens;
-        for (int v = run_begin(r, t->data.train_shards.tokens, "", tokens); v; v = run_average(r))
-            validate(r, m, &t->data, &r->log);
-        for (int i = multiple_choice_first_missing(choices, r); i < choices->count; i++)
-            validate_choices(r, m, &choices->set[i], &r->log);
-        while (run_next_step(r, (int)stop_signal)) {
-            train_step(r, m, &t->data);
-            int scores = multiple_choice_due(choices, r);
-            int text = run_is_due(r, t->generate.sample_every, 1);
-            for (int v = run_end_step(r, scores || text); v; v = run_average(r)) validate(r, m, &t->data, &r->log);
-            for (int i = 0; i < scores; i++) validate_choices(r, m, &choices->set[i], &r->log);
-            if (text && r->group.rank == 0) sample(r, m, &t->text, t->generate.sample_tokens);
-        }
-        run_end(r, "GPT-2 training");
+    double tokens = step_work(m, run_step_sequences(r)).tokens;
+    for (int v = run_begin(r, t->data.train_shards.tokens, "", tokens); v; v = run_average(r))
+        validate(r, m, &t->data, &r->log);
+    for (int i = multiple_choice_first_missing(choices, r); i < choices->count; i++)
+        validate_choices(r, m, &choices->set[i], &r->log);
+    while (run_next_step(r, (int)stop_signal)) {
+        train_step(r, m, &t->data);
+        int scores = run_is_due(r, choices->every, 1) ? choices->count : 0;
+        int text = run_is_due(r, t->sample_every, 1);
+        for (int v = run_end_step(r, scores || text); v; v = run_average(r)) validate(r, m, &t->data, &r->log);
+        for (int i = 0; i < scores; i++) validate_choices(r, m, &choices->set[i], &r->log);
+        if (text && r->group.rank == 0) sample(r, m, t->sample_tokens);
     }
-    lm_input_free(&m->in);
-    generation_close(&t->text);
-    if (r->train_pattern) lm_data_close(&t->data);
-    multiple_choice_sets_close(&t->choices);
-    run_close(r);
+    run_end(r, "GPT-2 training");
+    trainer_close(t);
     return DONE;
 }
+#endif
 #endif

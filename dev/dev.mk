@@ -18,18 +18,18 @@ EMULATED := $(addprefix $E/,ops_80 ops_90a)
 TEST_CORPUS := build/test_corpus/builtin/train.bin
 
 $(addprefix $(B)/test_,gpt2 bert gpt2_double bert_double run profile llmc_files) $(RECSYS) $(RECSYS_TESTS): $(PAGES)
-$(addprefix $(G)/,$(GPU_TRAINERS) test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu): $(PAGES)
+$(addprefix $(G)/,$(GPU_PROGRAMS) test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu): $(PAGES)
 
-# test_bert uses the encoder of train_bert.cu, not its heads.
-$(B)/test_bert $(B)/test_bert_double: WARN += -Wno-unused-function
+# They use a part of a trainer's source.
+$(B)/test_bert $(B)/test_bert_double $(B)/fuzz_gpt2.o $(B)/fuzz_bert.o: WARN += -Wno-unused-function
 
-$(addprefix $(G)/,$(GPU_TRAINERS) test_gpt2cu test_bertcu): $(G)/%cu: %.cu Makefile dev/dev.mk $(G)/command
+$(addprefix $(G)/,$(GPU_PROGRAMS) test_gpt2cu test_bertcu): $(G)/%cu: %.cu Makefile dev/dev.mk $(G)/command
 	$(NVCC) $(NVFLAGS) $(COMMIT) -MF $@.d $< -o $@ $(NVLIBS)
 
 # The machine code of every program, architecture and precision, for dev/compare_sass.py. A warning is an error, a
 # spilled register and a wgmma product that ptxas serializes included. `make cubins CUBINS=FOLDER` puts them elsewhere.
 CUBINS ?= build/cubins
-CUBIN_FILES := $(foreach p,$(patsubst %.cu,%,$(wildcard train_gpt2.cu train_bert.cu finetune_bert.cu)),\
+CUBIN_FILES := $(foreach p,$(notdir $(basename $(wildcard train_*.cu apps/*.cu))),\
                $(foreach a,80 90a 100,$(foreach r,bf16 fp16 fp32,$(CUBINS)/$p.$a.$r.cubin)))
 cubins: $(CUBIN_FILES)
 $(CUBIN_FILES): override ARCH = $(word 2,$(subst ., ,$(@F)))
@@ -37,7 +37,7 @@ $(CUBIN_FILES): override PTX =
 $(CUBIN_FILES): override PRECISION = $(word 3,$(subst ., ,$(@F)))
 $(CUBIN_FILES): $(PAGES) Makefile dev/dev.mk
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -MF $@.d -cubin $(firstword $(subst ., ,$(@F))).cu -o $@ >$@.log 2>&1; \
+	$(NVCC) $(NVFLAGS) -MF $@.d -cubin $(wildcard $(addsuffix $(firstword $(subst ., ,$(@F))).cu,./ apps/)) -o $@ >$@.log 2>&1; \
 	status=$$?; cat $@.log; [ $$status = 0 ] && ! grep -qiE 'warning|spill|serialized' $@.log || { rm -f $@; exit 1; }
 -include $(wildcard $(CUBINS)/*.d)
 
@@ -46,7 +46,7 @@ $(G)/opscu: dev/ops.cu Makefile dev/dev.mk $(G)/command
 
 # CUDA programs on the CPU: tests of ops with the kernels of sm_80 and of sm_90a, and of the models.
 $(B)/emulated/source/made: $(shell find llmc dev/ops dev/recsys dev/test -name '*.h' -o -name '*.cuh') \
-        dev/ops.cu dev/ptx.cuh $(wildcard *.cu dev/emulator/*) Makefile dev/dev.mk
+        dev/ops.cu dev/ptx.cuh $(wildcard *.cu apps/*.cu dev/emulator/*) Makefile dev/dev.mk
 	python3 dev/emulator/translate.py $(@D)
 	@touch $@
 
@@ -56,7 +56,7 @@ $(EMULATED) $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_b
 	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(EMULATE) \
 	    -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) -fno-strict-aliasing -no-pie -fno-pie \
 	    $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi -Wno-maybe-uninitialized \
-	    -include dev/emulator/emulator.h -x c++ $(<D)/$(if $(filter ops%,$(@F)),dev/ops.cu,$(@F).cu) -o $@ -ldl
+	    -include dev/emulator/emulator.h -x c++ $(<D)/$(if $(filter ops%,$(@F)),dev/ops.cu,$(patsubst finetune%,apps/finetune%,$(@F)).cu) -o $@ -ldl
 
 # All rungs for GPUs in one compilation, whether or not a GPU is here.
 $(G)/ladders.cubin: $(wildcard dev/ladder/*/*.cuh dev/ladder/*/rungs.txt) dev/ladder/run.sh \
@@ -117,7 +117,7 @@ $(TEST_CORPUS): $(B)/test_text $(B)/byte_corpus
 	$(B)/test_text build/test_corpus/text
 	$(B)/byte_corpus build/test_corpus/text $(@D)
 
-test-programs: $(GPT2) $(BERT) $(TUNE) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin \
+test-programs: $(GPT2) $(BERT) $(APPS) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin \
 	$(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) \
 	$(B)/ops $(B)/ops_double $(RECSYS) $(RECSYS_TESTS) \
 	$(if $(CUDA_H),$(EMULATED) $E/train_gpt2 $E/train_bert $E/finetune_bert)
@@ -147,8 +147,9 @@ exercise:
 san:
 	@$(MAKE) --no-print-directory build/builtin_corpus
 	@$(MAKE) --no-print-directory SANITIZE=1 $(TEST_CORPUS) $(addprefix build/san/test_,$(TESTS) fuzz dlrm ncf) \
-	    $(addprefix build/san/,train_gpt2 train_bert finetune_bert late/train_gpt2 late/train_bert ops train_dlrm train_ncf)
-	@MAKEFLAGS= bash dev/test/run.sh build/san build/san/train_gpt2 build/san/train_bert build/san/finetune_bert
+	    $(addprefix build/san/,train_gpt2 train_bert use_gpt2 use_bert finetune_bert late/train_gpt2 late/train_bert ops \
+	    train_dlrm train_ncf)
+	@MAKEFLAGS= bash dev/test/run.sh build/san $(addprefix build/san/,train_gpt2 train_bert use_gpt2 use_bert finetune_bert)
 
 recsys: $(RECSYS) $(if $(HAS_NVCC),$(RECSYS_GPU))
 

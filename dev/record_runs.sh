@@ -66,9 +66,11 @@ ranks() { # COUNT NAME PROGRAM FLAG...
 
 record() { # PROGRAMS DATA OUT [BEFORE]
     programs=$(realpath "$1")
-    local data tasks=train_bert before=${4:+$(realpath "$4")} small n z
+    local data tasks=finetune_bert text=use_gpt2 words=use_bert before=${4:+$(realpath "$4")} small n z
     data=$(realpath "$2")
-    [ ! -x "$programs/finetune_bert" ] || tasks=finetune_bert
+    # The trainers of earlier versions did more.
+    [ -x "$programs/finetune_bert" ] || tasks=train_bert
+    [ -x "$programs/use_gpt2" ] || text=train_gpt2 words=train_bert
     export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 LC_ALL=C
     mkdir -p "$3" && cd "$3" && ln -sfn "$data" data
     local gpt2=(train_gpt2 -e L=3,C=64,NH=4,T=64 -x 20 -v 10 -m 4 -s 0 -n 0)
@@ -79,12 +81,12 @@ record() { # PROGRAMS DATA OUT [BEFORE]
     run gpt2_documents "${gpt2[@]}" -b 4 --doc-mask 1 --dropout 0.1 -r 1 -o gpt2_documents
     run gpt2_untied train_gpt2 -e L=2,C=48,NH=3,T=64,V=300,tied=0 -b 3 -x 20 -v 0 -s 0 -n 5 -sl 4 -sg 4 --shuffle 0 -o gpt2_untied
     run gpt2_fp8 "${gpt2[@]}" -b 2 -d 512 --fp8 1 --fp8-steps 18 --dropout 0.1 -r 2 -o gpt2_fp8
-    run gpt2_text train_gpt2 -e gpt2_adamw --generate 60 --samples 3 --prompt 'the ' --temperature 0.9 --top-k 40
+    run gpt2_text $text -e gpt2_adamw --generate 60 --samples 3 --prompt 'the ' --temperature 0.9 --top-k 40
     run bert_adamw "${bert[@]}" -b 4 --dropout 0.1 -r 2 -o bert_adamw
     run bert_lamb "${bert[@]}" --optimizer lamb -b 2 -d 512 --pack 2 --whole-word-masking 1 -o bert_lamb
     run bert_phase2 train_bert --phase2 bert_lamb --optimizer lamb -b 2 -t 48 -x 10 -v 0 -s 0 -n 0 -o bert_phase2
     run bert_fp8 "${bert[@]}" -b 4 --fp8 1 --fp8-exclude-forward self.value -o bert_fp8
-    run bert_fill train_bert -e bert_adamw --fill 'th[MASK] qu[MASK]ck'
+    run bert_fill $words -e bert_adamw --fill 'th[MASK] qu[MASK]ck'
     small=(-e L=1,C=32,NH=2,T=128 -n 0 -l 3e-3 -u 10 -x 30 -v 15)
     run classify "$tasks" --task classify "${small[@]}" --labels 3 -i "$data/tasks/train.tsv" -b 16 -o classify
     run classify_said "$tasks" --task classify -e classify -j "$data/tasks/val.tsv" --evaluate 1 --predictions classify.tsv

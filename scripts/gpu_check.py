@@ -67,9 +67,9 @@ tiny="./train_gpt2cu -i $text -e L=4,C=256,NH=4,V=257,T=256 -b 4 -x 12"
 LISTS = {"SAME": "e2e,bert,tasks/classify,tasks/answer", "REPEATED": "fp8/bits,fp8/excluded,ranks/curves",
          "OLDER": "75_fp16,75_fp32,86_bf16,89_bf16"}  # and RANKS: 2, 4, 8, where there are as many GPUs
 TABLE = r"""
-build: more_bf16="build/bf16/test_bertcu train_gpt2cu train_bertcu finetune_bertcu"
+build: more_bf16="build/bf16/test_bertcu train_gpt2cu train_bertcu use_gpt2cu use_bertcu finetune_bertcu"
 build: more_fp32="build/fp32/test_bertcu build/fp32/train_bertcu build/fp32/finetune_bertcu"
-build | build_cpu | make -s -j $(nproc) cpu $text
+build | build_cpu | make -s -j $(nproc) cpu apps $text
 build & p=bf16,fp32,fp16 | build_@p | make -s -j 6 PRECISION=@p build/@p/{opscu,test_gpt2cu,train_gpt2cu} $more_@p
 build | no warnings, no register spills | set +f; ! grep -iE 'warning|spill|serialized' $OUT/build_*.log
 
@@ -149,7 +149,7 @@ san & | memcheck matmul | check memcheck matmul
 san & t=initcheck,synccheck | @t matmul | initcheck=; check @t matmul $ours
 san & t=memcheck,initcheck,synccheck | @t linear | check @t linear
 
-flags m=train_gpt2,train_bert,finetune_bert | flags_@m | bash dev/test/flags.sh ./@mcu | totals
+flags m=train_gpt2,train_bert,use_gpt2,use_bert,finetune_bert | flags_@m | bash dev/test/flags.sh ./@mcu | totals
 flags | flags_fp32 | bash dev/test/flags.sh build/fp32/train_gpt2cu --tf32 | totals
 
 # By our NVTX ranges ncu selects exactly the kernels that a profile has for one layer's pass.

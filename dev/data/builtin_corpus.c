@@ -7,7 +7,7 @@
  *   train.bin, val.bin    token shards: whole blocks of 64 tokens, then one more end-of-text
  *   val_entropy.txt       the generator's own losses on val.bin. First line: tokens of a block, and the mean loss
  *                         that no model can beat, in nats a token. Then -log p of each block in nats, one a line
- *   exam.bin              questions as clozes (llmc/use/choice_files.h). No story of the training set begins
+ *   exam.bin              questions as clozes (llmc/choices/choice_files.h). No story of the training set begins
  *                         with the text from the start of the question's story to the answer
  *   notlast.bin           such questions whose answer is a person or place, but not the last one named before it
  *   vocab.json, merges.txt, tokenizer.json, tokenizer_config.json   byte-level BPE, in which a word is a token
@@ -20,7 +20,7 @@
 
 #include "dev/data/corpus_files.h"
 #include "dev/data/world.h"
-#include "llmc/use/choice_files.h"
+#include "llmc/choices/choice_files.h"
 
 enum { TRAIN_BLOCKS = 100000, MOST_BLOCKS = 50000000, VAL_BLOCKS = 2000, EXAM_QUESTIONS = 2000 };
 // Blocks are numbered through; each set has its own part of the numbers.

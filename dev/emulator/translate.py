@@ -14,7 +14,7 @@ import re
 import sys
 
 FOLDERS = ["llmc", "dev/ops", "dev/recsys", "dev/test"]
-FILES = ["dev/ops.cu", "dev/ptx.cuh", "test_gpt2.cu", "test_bert.cu", "train_gpt2.cu", "train_bert.cu", "finetune_bert.cu"]
+FILES = "dev/ops.cu dev/ptx.cuh test_gpt2.cu test_bert.cu train_gpt2.cu train_bert.cu apps/finetune_bert.cu".split()
 HEAD = re.compile(r"^(?:template|static inline|(?:static )?__(?:device|global)__)\b", re.M)  # of a function
 BODY = re.compile(r"\)\s*\{")
 

@@ -290,7 +290,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     settings_default(table, count, "--warmup", "200");
     settings_default(table, count, "--final-lr", "0");
     settings_default(table, count, "--val-every", "10000");
-    return recommender_rows(table, count, adam, COUNT_OF(adam));
+    return recommender_rows(table, settings_evaluate_row(&t->run.settings, table, count), adam, COUNT_OF(adam));
 }
 
 static Config config_from_settings(const Trainer* t) {

@@ -394,7 +394,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     settings_default(table, count, "--lr", "1e-3");
     settings_default(table, count, "--beta2", "0.999");
     settings_default(table, count, "--val-every", "1000");
-    return recommender_rows(table, count, NULL, 0);
+    return recommender_rows(table, settings_evaluate_row(&t->run.settings, table, count), NULL, 0);
 }
 
 static Config config_from_settings(const Trainer* t) {

@@ -1,4 +1,4 @@
-"""acc and acc_norm of a GPT-2 directory on a multiple-choice set with transformers, as llmc/use/multiple_choice.h counts.
+"""acc and acc_norm of a GPT-2 directory on a multiple-choice set with transformers, as llmc/choices/multiple_choice.h counts.
 
     python3 dev/reference/check_choices.py MODEL_DIR SET.bin T [ACC ACC_NORM]
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compare every tensor that --explain writes with `transformers`.
 
-    python dev/reference/check_explain.py TRAIN_GPT2 TRAIN_BERT [--model DIR [--text TEXT]]
+    python dev/reference/check_explain.py USE_GPT2 USE_BERT [--model DIR [--text TEXT]]
 
 Without --model, it makes small models with random weights: GPT-2 with tied weights; with three heads of 16, an untied
 head and a vocabulary of 3; BERT with tied and with untied weights, with and without a pair, labels and a next-sentence
-head. With --model, only that directory is compared, with TRAIN_GPT2 or TRAIN_BERT as its config.json says.
+head. With --model, only that directory is compared, with USE_GPT2 or USE_BERT as its config.json says.
 
 The reference is float32, eval(), attn_implementation="eager". Hooks take its tensors, retain_grad() their gradients.
 ROWS names the counterpart of each tensor; a tensor without a row fails. Activations must agree within 1e-5 * max(1,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Compare the greedy text of --generate with that of transformers' generate().
+"""Compare the greedy text of use_gpt2 --generate with that of transformers' generate().
 
-    python3 dev/reference/check_generate.py PROGRAM VOCABULARY [MODEL_DIR...]
+    python3 dev/reference/check_generate.py USE_GPT2 VOCABULARY [MODEL_DIR...]
 
 VOCABULARY holds GPT-2's encoder.json and vocab.bpe, or vocab.json and merges.txt. Small models with that vocabulary and
 random weights, large enough that no two logits are nearly equal, continue prompts up to the model's last position; tied

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Tuning for chat: what dev/data/prepare_chat.py writes, what it refuses, and how train_gpt2 learns from it.
 
-    python3 dev/test/chat.py ./train_gpt2       from the repository's root; needs `tokenizers` and numpy
+    python3 dev/test/chat.py ./train_gpt2       from the repository's root, with use_gpt2 beside it; needs `tokenizers` and
+                                                numpy
 
 transformers is not needed: dev/results/check_chat.txt has a comparison with it. Ends with `N passed, N failed`.
 """
@@ -20,6 +21,7 @@ import time
 from array import array
 
 TRAINER, T = os.path.abspath(sys.argv[1]), 64
+USE = os.path.join(os.path.dirname(TRAINER), os.path.basename(TRAINER).replace("train_", "use_"))
 sys.path.insert(0, "dev/data")
 import numpy as np
 import prepare_chat
@@ -300,11 +302,11 @@ def test_training(work):
     # Validation on answers: over batches of any size, and in the log.
     said = {}
     for b in ("1", "3", "8"):
-        command = [TRAINER, "-e", work + "/out_a", "-i", f"{work}/a/train.bin", "-j", f"{work}/a/train.bin", "--evaluate", "1", "-m", "0", "-b", b, "-t", str(T), "--doc-mask", "1"]
+        command = [USE, "-e", work + "/out_a", "-i", f"{work}/a/train.bin", "-j", f"{work}/a/train.bin", "--evaluate", "1", "-m", "0", "-b", b, "-t", str(T), "--doc-mask", "1"]
         said[b] = subprocess.run(command, capture_output=True, text=True).stdout.split(" | ")[0]
     parts = {}
     for name in ("all", "a", "b"):
-        command = [TRAINER, "-e", work + "/out_a", "-i", f"{work}/a/train.bin", "-j", f"{work}/{name}/train.bin", "--evaluate", "1", "-m", "0", "-b", "4", "-t", str(T), "--doc-mask", "1"]
+        command = [USE, "-e", work + "/out_a", "-i", f"{work}/a/train.bin", "-j", f"{work}/{name}/train.bin", "--evaluate", "1", "-m", "0", "-b", "4", "-t", str(T), "--doc-mask", "1"]
         parts[name] = float(subprocess.run(command, capture_output=True, text=True).stdout.split("val loss ")[1].split()[0])
     rows = rows_of(path)
     a, n = sum(sum(m) for _, m in rows), len(rows) * T
@@ -391,7 +393,7 @@ def test_answers(work):
     status, said = prepare(work + "/facts.jsonl", work + "/facts", "--model", work + "/base", "--val-fraction", "0")
     right = status == 2 and "/model/config.json: is not in prepared.json, so prepare_chat.py has not written it" in said and contents(model) == theirs
     verdict("OUT/model of someone else", "" if right else said)
-    ask = lambda *flags: subprocess.run([TRAINER, "--generate", "30", "--temperature", "0", *flags, *([] if "-e" in flags else ["-e", work + "/tuned"])], capture_output=True, text=True)
+    ask = lambda *flags: subprocess.run([USE, "--generate", "30", "--temperature", "0", *flags, *([] if "-e" in flags else ["-e", work + "/tuned"])], capture_output=True, text=True)
     answers = {m: ask("--chat", m).stdout for m in ("one", "two", "three")}
     wanted = {"one": "eins\n", "two": "zwei\n", "three": "drei<|end|>\n"}
     verdict("--chat answers, and ends", "" if answers == wanted else answers)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Vectors of `train_bert --embed` against BERT in numpy.
+"""Vectors of `use_bert --embed` against BERT in numpy.
 
-    python3 dev/test/check_embed.py TRAIN_BERT        from the repository's root
+    python3 dev/test/check_embed.py TRAIN_BERT USE_BERT        from the repository's root
 
 Lines of mixed lengths, an empty one, one that is too long and one that ends with CR, by both poolings, scaled and not, in
 batches of 1 and of 5. The reference computes in double precision, one line at a time, with the tokens of the library
@@ -91,9 +91,9 @@ def hidden_states(weights, ids):
     return x
 
 
-def main(program):
+def main(trainer, program):
     with tempfile.TemporaryDirectory() as folder:
-        make_model(os.path.abspath(program), folder)
+        make_model(os.path.abspath(trainer), folder)
         texts = os.path.join(folder, "texts")
         with open(texts, "wb") as f:
             f.write("\n".join(LINES).encode())  # the last line has no end
@@ -122,6 +122,6 @@ def main(program):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: check_embed.py TRAIN_BERT (from the repository's root)")
-    sys.exit(main(sys.argv[1]))
+    if len(sys.argv) != 3:
+        sys.exit("usage: check_embed.py TRAIN_BERT USE_BERT (from the repository's root)")
+    sys.exit(main(*sys.argv[1:]))

@@ -4,7 +4,7 @@
  * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 
 #include "dev/test/tests.h"
-#include "llmc/use/multiple_choice.h"
+#include "llmc/choices/multiple_choice.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Files

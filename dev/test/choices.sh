@@ -122,7 +122,7 @@ for flags in '-b 1' '-b 64' '-b 4 --threads 2'; do
     verdict "the same with $flags" "$why"
 done
 if prepare_ranks; then
-    timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" -e "$work/model" --evaluate 1 -m 1 \
+    timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$(use_program)" -e "$work/model" --evaluate 1 -m 1 \
         --choices "$sets" </dev/null >"$work/stdout" 2>"$work/stderr"
     status=$?
     why=$(ended_with 0)

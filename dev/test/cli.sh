@@ -68,6 +68,7 @@ f '--ema-start after the last step' '--ema-start 7 leaves nothing to average: .*
     --ema 0.9 -x 5 --ema-start 7
 f 'a removed flag'              "unknown flag '--batch-ramp': it was removed; all"   --batch-ramp 4
 f 'a removed flag with another' "unknown flag '--prompt-file': it was removed; use --prompt @FILE" --prompt-file=a
+f 'a flag of another program'   "unknown flag '--prompt': it is a flag of ./use_gpt2; all"  --prompt a
 f '--ema 1.5'                     "--ema: '1.5' .*0\.\.1"                           --ema 1.5
 refused "flags: --keep-best 1 and -o ''" 2 "--keep-best 1 and -o ''" "${SIZES[@]}" -s 0 -n 0 -v 1 --keep-best 1 -o ''
 f '-d of too many sequences'      '-d 1000000000000: 62500000000 sequences'        -d 1000000000000
@@ -206,14 +207,14 @@ grep -Eq '^val loss [0-9]\.[0-9]+ \| 2 of [0-9]+ micro-batches, 8 of [0-9]+ sequ
 verdict '--evaluate 1' "$why"
 
 # On all held-out text, whose last micro-batch is smaller, and without the built-in corpus.
-mkdir "$work/alone" && cp "$PROGRAM" "$work/alone/trainer"
+mkdir "$work/alone" && cp "$(use_program)" "$work/alone/program"
 {
     little_endian 4 20240520; little_endian 4 1; little_endian 4 500
     head -c 1012 /dev/zero
     tail -c +1025 data/builtin/val.bin | head -c 1000
 } >"$work/alone/some.bin"
 of_all() { # -b FLAG...: loss
-    (cd "$work/alone" && ./trainer -e "$o" --evaluate 1 -j some.bin -m 0 -b "$@" >"$work/stdout" 2>"$work/stderr" </dev/null)
+    (cd "$work/alone" && ./program -e "$o" --evaluate 1 -j some.bin -m 0 -b "$@" >"$work/stdout" 2>"$work/stderr" </dev/null)
     sed -nE 's/^val loss ([0-9.]+).*/\1/p' "$work/stdout"
 }
 for documents in 0 1; do
@@ -584,7 +585,7 @@ else
     verdict 'too little memory: to train' "$(ended_with_error 2 'needs [0-9.]+ MiB, but .*-r 2')"
     for what in '--generate 3' '--evaluate 1 -m 1'; do
         # shellcheck disable=SC2086
-        (ulimit -v 320000; "$PROGRAM" -e L=8,C=512,NH=8,V=512,T=16 $what --threads 1 </dev/null >"$work/stdout" 2>"$work/stderr")
+        (ulimit -v 320000; "$(use_program)" -e L=8,C=512,NH=8,V=512,T=16 $what --threads 1 </dev/null >"$work/stdout" 2>"$work/stderr")
         status=$?
         verdict "too little memory to train, enough for $what" "$(ended_with 0)"
     done

@@ -57,7 +57,7 @@ verdict '-x 0, bert-base --evaluate 1' "$why"
 
 run --help
 why=$(ended_with 0)
-for flag in -i -j -e -o -y -b -t -d -x -k -l -u -q -c -r -w -a -v -m -s -n -nk -nm --fill --phase2 --pack --optimizer --nsp; do
+for flag in -i -j -e -o -y -b -t -d -x -k -l -u -q -c -r -w -a -v -m -s -n -nk -nm --phase2 --pack --optimizer --nsp; do
     grep -Eq -- "^ +(-[a-z]+[, ]+)?$flag[ ,]" "$work/stdout" || why=${why:-"$flag is missing"}
 done
 awk 'length > 100 { exit 1 }' "$work/stdout" || why=${why:-'lines of more than 100 columns'}
@@ -98,13 +98,14 @@ of_all() { run -e "$o" --evaluate 1 -m 0 -b "$1" -o ''; sed -nE 's/^val loss ([0
 eight=$(of_all 8) more=$(of_all 999)
 why=$(awk -v a="$eight" -v b="$more" 'BEGIN {if (a == "" || b == "" || (a - b) ^ 2 > 4e-10) print a " by 8, " b " by 999"}')
 verdict '-m 0 takes all, with any -b' "$why"
-moved() { # NAME PATTERN FLAG...: train_bert itself is given a task
+moved() { # NAME PATTERN FLAG...: train_bert itself is given a flag of another program
     "$PROGRAM" "${@:3}" </dev/null >"$work/stdout" 2>"$work/stderr"
     status=$?
     verdict "$1" "$(ended_with_error 2 "$2")"
 }
-moved 'flags: fine-tuning is another program' '--task: is a flag of ./finetune_bert; run: ./finetune_bert --task answer' -o '' --task answer
-moved 'flags: --task=classify' 'run: ./finetune_bert --task classify' --task=classify
+moved 'flags: fine-tuning is another program' "'--task': it is a flag of ./finetune_bert" -o '' --task answer
+moved 'flags: --task=classify' "'--task': it is a flag of ./finetune_bert" --task=classify
+moved 'flags: filling in masks is another program' "'--fill': it is a flag of ./use_bert" -o '' --fill 'a [MASK]'
 accepted '--nsp 0'                 "${SIZES[@]}" -x 2 -v 2 -m 1 -s 2 -o "$box/plain" --nsp 0
 why=
 grep -q '"architectures": \["BertForMaskedLM"\]' "$box/plain/config.json" || why='not BertForMaskedLM'
@@ -138,7 +139,7 @@ accepted 'phase 1' -e L=1,C=16,NH=2,T=32 -t 16 -x 6 -v 0 -s 0 -n 0 -o "$box/phas
 refused '--phase2 with another model' 2 'leave -e out' --phase2 "$box/phase1" -e L=9 -t 32 -x 4 -o "$box/new"
 refused '--phase2 with another optimizer' 2 "--phase2 $box/phase1: has the moments of --optimizer lamb, .* adamw" \
     --phase2 "$box/phase1" -t 32 -x 4 -o "$box/new"
-accepted '--phase2 with another optimizer, to evaluate' --phase2 "$box/phase1" -t 32 --evaluate 1 -m 1
+accepted 'another optimizer and -t, to evaluate' -e "$box/phase1" -t 32 --evaluate 1 -m 1
 run --phase2 "$box/phase1" -t 32 -x 4 -u 2 -v 0 -s 0 -n 0 -o "$box/phase2" --optimizer lamb --stop-after 2
 why=$(ended_with 0)
 grep -q ' steps 1 to 4 ' "$work/stdout" || why=${why:-'it does not start at step 1'}
@@ -207,7 +208,7 @@ refused '--embed, no room for [SEP]' 2 'at least 2 tokens' -e "$o" -t 1 --embed 
 refused '--vectors in no directory'  2 '--vectors .*cannot be written' -e "$o" --embed "$work/lines" --vectors "$box/none/v.npy"
 for lines in 20 2000; do  # a full disk at the end, and while it is written
     yes text | head -n $lines >"$work/many"
-    (trap '' XFSZ; ulimit -f 1; "$PROGRAM" -e "$o" --embed "$work/many" --vectors "$box/v.npy" </dev/null >/dev/null 2>"$work/stderr")
+    (trap '' XFSZ; ulimit -f 1; "$(use_program)" -e "$o" --embed "$work/many" --vectors "$box/v.npy" </dev/null >/dev/null 2>"$work/stderr")
     status=$?
     why=$(ended_with_error 1 'v.npy: cannot be written: File too large')$(ls "$box" | grep '^v')
     verdict "--embed of $lines lines on a full disk" "$why"

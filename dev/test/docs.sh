@@ -61,7 +61,7 @@ broken_reference() { # FILE
                 dev/* | scripts/* | docs/*) [ -e "$word" ] || echo "$word: there is no such file" ;;
             esac
         done
-        program=$(grep -oE '\./(train_gpt2|train_bert|finetune_bert)(cu)?( |$)' <<<"$line" | head -n 1 | tr -d ' ')
+        program=$(grep -oE '\./(train_gpt2|train_bert|use_gpt2|use_bert|finetune_bert)(cu)?( |$)' <<<"$line" | head -n 1 | tr -d ' ')
         [ -n "$program" ] || continue
         for flag in $(grep -oE '(^| )-{1,2}[a-z][-a-z0-9]*' <<<"${line#*"$program"}"); do
             "${program%cu}" --help | grep -qE -- "(^ *| )$flag( |\$)" || echo "$flag: $program has no such flag"
@@ -73,7 +73,7 @@ run_page() { # PAGE
     local page=$1 box block at kind needs program lacking name why
     box=$work/$(basename "$page" .md)
     mkdir -p "$box/data"
-    for entry in Makefile build dev docs llmc scripts ./*.cu train_gpt2 train_bert finetune_bert data/builtin; do
+    for entry in Makefile build dev docs llmc scripts apps ./*.cu train_gpt2 train_bert use_gpt2 use_bert finetune_bert data/builtin; do
         ln -s "$PWD/$entry" "$box/$entry"
     done
     cut_blocks "$page"

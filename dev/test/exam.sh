@@ -10,10 +10,10 @@ PROGRAM=${1:-}
 stories=$root/data/builtin/bert
 [ -f "$stories/exam.bin" ] || { echo "$stories is missing; run make data/builtin/bert/train.bin first" >&2; exit 2; }
 sets=$stories/exam.bin,$stories/notlast.bin
-data=(-i "$stories/train.bin" -j "$stories/val.bin" -s 0 -n 0 --overwrite 1)
+data=(-i "$stories/train.bin" -j "$stories/val.bin")
 
 # The exam during a run, then of its model.
-run -e L=1,C=32,NH=2,T=72 -b 8 -x 60 -l 4e-3 -u 10 -v 0 -h 40 --choices "$sets" "${data[@]}" -o model
+run -e L=1,C=32,NH=2,T=72 -b 8 -x 60 -l 4e-3 -u 10 -v 0 -h 40 --choices "$sets" "${data[@]}" -s 0 -n 0 -o model
 why=$(ended_with 0)
 for step in 40 60; do
     for set in 'exam 2000' 'notlast 1000'; do
@@ -34,7 +34,7 @@ evaluate -b 8 && same_figures '--evaluate 1: the figures of the last step'
 verdict 'and the validation loss' "$(grep -q '^val loss' "$work/stdout" || echo 'there is none')"
 evaluate -b 32 --threads 2 && same_figures 'the same with other micro-batches and two threads'
 if prepare_ranks; then
-    timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" -e model --evaluate 1 -m 1 \
+    timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$(use_program)" -e model --evaluate 1 -m 1 \
         --choices "$sets" "${data[@]}" </dev/null >"$work/stdout" 2>"$work/stderr"
     status=$?
     same_figures 'the same on two ranks'

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Test --explain: the page, its numbers, the files of tensors, and the answers to texts that cannot be explained.
 
-    python3 dev/test/explain.py TRAIN_GPT2 TRAIN_BERT        from the repository's root
+    python3 dev/test/explain.py TRAIN_GPT2 TRAIN_BERT        from the repository's root, with use_gpt2 and use_bert beside them
 
 Small models are trained for a few steps. What the page says is computed again from the files of
 tensors, the weights and the trainer's own validation loss; dev/reference/check_explain.py compares the tensors with
@@ -19,7 +19,10 @@ def verdict(name, why):
 
 
 def run(program, *flags):
+    """A trainer's run; with flags that use a model, one of the program beside it that has them."""
     environment = dict(os.environ, OMP_NUM_THREADS="1")
+    if any(f in flags for f in ("--explain", "--explain-tensors", "--explain-next", "--evaluate")):
+        program = os.path.join(os.path.dirname(program), os.path.basename(program).replace("train_", "use_"))
     return subprocess.run([program, *flags], capture_output=True, timeout=120, env=environment)
 
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Every flag of a trainer has the effect that its row in a table describes, and giving its default has none.
+# Every flag of a program has the effect that its row in a table describes, and giving its default has none.
 #
 #     bash dev/test/flags.sh PROGRAM [FLAG...]   from the repository's root; FLAG: only these, by long name
 #
@@ -13,7 +13,9 @@ PROGRAM=${1:-}
 shift
 only=("$@")
 
-case ${PROGRAM##*/} in train_bert*) trainer=bert ;; finetune_bert*) trainer=tune ;; *) trainer=gpt2 ;; esac
+case ${PROGRAM##*/} in finetune_bert*) trainer=tune ;; *_bert*) trainer=bert ;; *) trainer=gpt2 ;; esac
+case ${PROGRAM##*/} in use_*) uses=1 ;; *) uses= ;; esac
+maker=${PROGRAM%/*}/$(sed 's/^use_/train_/' <<<"${PROGRAM##*/}")  # of the models
 # Of finetune_bert the flags that the other trainers lack, and those of a step.
 [ $trainer != tune ] || [ ${#only[@]} -gt 0 ] || only=(--task --labels --stride --predictions --optimizer --init --schedule
     --lr --warmup --final-lr --poly-power --weight-decay --beta1 --beta2 --eps --clip --embedding-lr --vector-lr
@@ -35,7 +37,7 @@ done < <(awk '
     d && substr($0, n, 2) == "--" && cell(n, d) != "--help" {
         printf "%s\t%s\t%s\n", cell(1, n) == "" ? "none" : cell(1, n), cell(n, d), word(d)
     }' "$work/help")
-[ ${#names[@]} -gt 50 ] || fail 'the flags in --help' "only ${#names[@]} were found"
+[ ${#names[@]} -gt 30 ] || fail 'the flags in --help' "only ${#names[@]} were found"
 
 # ---------------------------------------------------------------------------------------------------------
 # Observables, in a run's directory
@@ -90,7 +92,9 @@ declare -A run_of
 declare -a runs=()
 model=L=1,C=16,NH=2,T=16
 base="-e $model -x 4 -v 0 -m 2 -n 0"
-if [ $trainer = tune ]; then base="$base --task classify -i in/texts.tsv -j in/texts.tsv"; else base="$base -s 0"; fi
+if [ -n "$uses" ]; then base='-e in/started/out -m 2'
+elif [ $trainer = tune ]; then base="$base --task classify -i in/texts.tsv -j in/texts.tsv"; else base="$base -s 0"
+fi
 [ -z "$is_gpu" ] || base="$base --autotune 0"
 
 # The run of a row with the flag at "--flag=value" or, with "--flag", absent; $dir is its directory. Of the row's other
@@ -187,7 +191,7 @@ small_bert() { # four documents of 10 to 18 tokens in three sentences; tokens fr
     echo 0 3 6 10 15 20 24 30 36 42 48 54 60 0 3 6 9 12 0 0 0 0 $all $all $all $all 0 | bytes 4
 }
 prepared() { # NAME FLAG...
-    "$PROGRAM" ${is_gpu:+--autotune 0} "${@:2}" </dev/null >"$work/stdout" 2>"$work/stderr" || fail "$1" "$(tail -n 1 "$work/stderr")"
+    "$maker" ${is_gpu:+--autotune 0} "${@:2}" </dev/null >"$work/stdout" 2>"$work/stderr" || fail "$1" "$(tail -n 1 "$work/stderr")"
 }
 mkdir -p in/started in/small in/embed
 if [ $trainer != tune ]; then
@@ -237,6 +241,9 @@ esac
 small="-e $model,V=$V -i in/small/train.bin -b 1"
 profile='-x 8 --profile 1'
 
+if [ -n "$uses" ]; then
+. "$root/dev/test/flags_use.sh"
+else  # the rows of the trainers
 unfit='> last loss' norm_falls= norm_rises=
 [ $trainer != tune ] || unfit=  # two classes of ten texts are too few for dropout to hurt
 [ -n "$is_gpu" ] || norm_falls='< norm' norm_rises='> norm'
@@ -314,7 +321,7 @@ row --checkpoint-every '' 2 checkpoints 4 '2 4' 'each loss; weights'
 row --keep '-n 1' 1 checkpoints '3 4' 4 weights
 row --keep-every '-n 1 --keep 1 -x 5' 2 checkpoints 5 '2 4 5' weights
 row --async-checkpoint '-x 12 -n 4' 0 saved_late 2 0 'each loss; weights'
-row --evaluate '' 1 'ls -d out; says "^val loss [0-9.]+"' out 'val loss*'
+[ $trainer != tune ] || row --evaluate '' 1 'ls -d out; says "^val loss [0-9.]+"' out 'val loss*'
 row --profile '' 1 'cat status; ls out/profile' 0 2 'ls -d data'
 row --profile '-x 8' 1 'ls -d out/profile' '' out/profile 'each loss; weights'
 row --profile-warmup "$profile" 2 "says '[0-9]+ warm-up'" \
@@ -344,20 +351,10 @@ row_ranks --bucket '' 1000 'says "gradients summed [a-z ]+"' \
     'gradients summed bucket by bucket*' 'gradients summed at once*' 'nth loss 1'
 
 if [ $trainer = gpt2 ]; then
-    write='-e in/started/out --generate 60'
     row --doc-mask "$small -b 8" 1 'each loss; each grad_norm' '*' '*' 'each lr'
     row --sample-every '' 2 "says 'sample after step [0-9]+'" \
         'sample after step 4' 'sample after step 2 sample after step 4'
     row --sample-tokens '-s 4' 3 'wc -c <out/sample.txt' '[1-9][0-9][0-9]*' '$(less 2)' 'each loss'
-    row --generate '-e in/started/out' 5 'ls -d out; says "^[0-9]+ tokens in"' out '5 tokens in'
-    row --samples "$write" 3 'grep -acx -e --- stdout; says "^[0-9]+ tokens"' '0 60 tokens' '2 180 tokens'
-    row --prompt "$write" static 'grep -ac ^static stdout' 0 1
-    row --prompt "$write" @in/prompt 'grep -ac ^static stdout' 0 1
-    row --chat '-e in/chat --generate 9' hello 'text | cksum' '*' '*'
-    row --temperature "$write --prompt i" 0 'text | cksum' '*' "$(greedy | cksum)" : '< kinds'
-    row --temperature "$write --prompt i" 0.02 'text | cksum' '*' '*' : '< kinds'
-    row --top-k "$write --prompt i" 1 'text | cksum' '*' "$(greedy | cksum)" : '< kinds'
-    row --top-p "$write --prompt i" 1e-9 'text | cksum' '*' "$(greedy | cksum)" : '< kinds'
 elif [ $trainer = bert ]; then
     lines="-e L=1,C=16,NH=2,T=64,V=261 -i in/small/train.bin -b 1"  # each of its four documents is a sequence
     row --loss-mean "$lines -d 128 --mask-fraction 0.5" micro 'each loss; each grad_norm' '*' '*' 'each lr'
@@ -370,24 +367,10 @@ elif [ $trainer = bert ]; then
         '| steps 1 to 2' 'in/started/out/ckpt/00000002 *'
     row --sample-every '' 2 "says 'sample after step [0-9]+'" \
         'sample after step 4' 'sample after step 2 sample after step 4'
-    row --fill '-e in/started/out' 'a[MASK]c' 'ls -d out; text' 'out *' 'a*c*'
-    vectors='-e in/started/out @from=embed --embed lines'
-    row --embed '-e in/started/out @from=embed' lines 'ls -d out *.npy; says "3 vectors of 16"' out 'lines.npy 3 vectors of 16'
-    row --vectors "$vectors" v.npy 'ls *.npy' lines.npy v.npy
-    row --pool "$vectors" cls 'cksum lines.npy' '*' '*' 'wc -c lines.npy'
 fi
 if [ $trainer != tune ]; then
-    explained="-e in/started/out --explain a[MASK]b"
-    page='ls out/explain'
-    row --explain '-e in/started/out' 'a[MASK]b' 'ls out' '*ckpt*' explain
-    row --explain '-e in/started/out' @in/prompt_mask 'ls out' '*ckpt*' explain
-    row --explain-tensors "$explained" 1 "$page" explain.html 'activations.safetensors explain.html*'
-    if [ $trainer = bert ]; then
-        row --explain-second "$explained" 'c' 'says "^(loss|no loss)"' 'no loss' loss
-        row --explain-next "$explained --explain-second c" 1 'says "^loss .*"' '*' '*' "$page"
-    fi
     row --hellaswag '--choices in/set.bin' 2 'steps_of set_acc' '' '2 4' 'each loss'
-    row --choices '--evaluate 1' in/set.bin 'says "^set acc [0-9.]+"' '' 'set acc *' 'says "val loss .*"'
+    row --choices '-h 4' in/set.bin 'cat status; says "set acc"' 2 '0 set acc'
 fi
 if [ $trainer = tune ]; then
     class='--task classify -i in/texts.tsv -j in/texts.tsv'
@@ -397,6 +380,7 @@ if [ $trainer = tune ]; then
     row --stride '--task answer -i in/answers.json -j @none -e L=1,C=16,NH=2,T=256 -x @none -b 1' 16 \
         'steps_of loss | tail -n 1' '[1-9]*' '$(less 1)'
     row --predictions "$class -e in/classifier --evaluate 1" said.tsv 'wc -l <said.tsv' '' '[1-9]*' 'says "val loss .*"'
+fi
 fi
 
 # ---------------------------------------------------------------------------------------------------------

@@ -13,16 +13,10 @@
         (mlm_source_alloc)(d, recipe, B, T, micro_steps, ctx);                                                         \
     } while (0)
 #define main bert_main
-#include "train_bert.cu"
+#include "apps/use_bert.cu"
 #undef main
 
 static int fuzz_flags(Trainer* t) { return settings_flags(t); }
-
-static void fuzz_close(Trainer* t) {
-    mlm_source_close(&t->data);
-    multiple_choice_sets_close(&t->mlm.choices);
-    run_close(&t->run);
-}
 
 static void fuzz_validate(Trainer* t) { validate(&t->run, &t->model, &t->data, NULL, NULL); }
 

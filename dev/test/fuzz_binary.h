@@ -5,9 +5,9 @@
 #include "dev/data/corpus_files.h"
 #include "fuzz_readers.h"
 #include "llmc/bert/batch_mlm.h"
+#include "llmc/choices/choice_files.h"
 #include "llmc/data/batch_lm.h"
 #include "llmc/data/llmc_files.h"
-#include "llmc/use/choice_files.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Token shards: whatever is read without an error is a token

@@ -6,18 +6,10 @@
 // What the machine can do is measured in half a second, which is long here.
 #define peak_flops(ctx) ((void)(ctx), 1e12)
 #define main gpt2_main
-#include "train_gpt2.cu"
+#include "apps/use_gpt2.cu"
 #undef main
 
 static int fuzz_flags(Trainer* t) { return settings_flags(t); }
-
-static void fuzz_close(Trainer* t) {
-    lm_input_free(&t->model.in);
-    generation_close(&t->text);
-    lm_data_close(&t->data);
-    multiple_choice_sets_close(&t->choices);
-    run_close(&t->run);
-}
 
 static void fuzz_validate(Trainer* t) { validate(&t->run, &t->model, &t->data, NULL); }
 

@@ -1,6 +1,6 @@
-/* The fuzzer's interface to a trainer. Include it after the trainer's source and four functions: fuzz_flags() appends
+/* The fuzzer's interface to a trainer. Include it after the trainer's source and three functions: fuzz_flags() appends
  * the trainer's flags to r->run.flags and returns their number, fuzz_validate() evaluates held-out data, fuzz_step()
- * trains a step, fuzz_close() frees what trainer_open() allocated. */
+ * trains a step. */
 #ifndef FUZZ_TRAINER_H
 #define FUZZ_TRAINER_H
 
@@ -100,12 +100,12 @@ static void fuzz_command_line(int argc, char** argv) {
 
 // Weights, tokenizer and configuration of a model, on the data of one validation.
 static void fuzz_evaluate(int argc, char** argv) {
-    Trainer* r = (Trainer*)xcalloc(1, sizeof *r);
-    trainer_open(r, argc, argv);
-    fuzz_check_plan(r);
-    fuzz_validate(r);
-    fuzz_close(r);
-    free(r);
+    Program* p = (Program*)xcalloc(1, sizeof *p);
+    program_open(p, argc, argv);
+    fuzz_check_plan(&p->trainer);
+    fuzz_validate(&p->trainer);
+    trainer_close(&p->trainer);
+    free(p);
 }
 
 static void fuzz_check_run(const Trainer* r) {
@@ -143,7 +143,7 @@ static Trainer* fuzz_steps(int argc, char** argv, int64_t steps, int limit) {
 static void fuzz_train(int argc, char** argv, int64_t steps, int limit) {
     Trainer* r = fuzz_steps(argc, argv, steps, limit);
     if (steps > 1 && run_finish_save(&r->run) != 0) fuzz_broken("a checkpoint was not saved");
-    fuzz_close(r);
+    trainer_close(r);
     free(r);
 }
 
@@ -165,7 +165,7 @@ static void fuzz_write_shards(int argc, char** argv, const char* directory) {
             fuzz_broken("%s: %s", path, strerror(errno));
         free(path);
     }
-    fuzz_close(r);
+    trainer_close(r);
     free(r);
 }
 

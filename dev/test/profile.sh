@@ -210,7 +210,7 @@ verdict 'a run that must be kept' "$(ended_with 0)"
 refused 'too few steps' 2 '--profile 2 needs 9 steps .*8 are left' $small -x 8 --profile 2 -o "$box/new"
 refused 'too few steps until --stop-after' 2 '--profile 2 needs 9 steps .*5 are left' $small -x 20 --stop-after 5 --profile 2 -o "$box/new"
 refused 'too few steps left' 2 '--profile 1 needs 3 steps .*2 are left' -y 1 -x 4 --override 1 --profile 1 --profile-warmup 1 -o "$box/kept"
-refused '--profile without training' 2 '--profile 1 measures training steps' -e "$box/kept" --evaluate 1 --profile 1 -o "$box/new"
+PROGRAM=$(use_program) refused '--profile without training' 2 "unknown flag '--profile'" -e "$box/kept" --evaluate 1 --profile 1 -o "$box/new"
 energy='-e L=2,C=16,NH=2,T=16 -b 2 -s 0 --profile-energy 1'
 refused '--profile-energy without --profile' 2 '--profile-energy 1: needs --profile' $energy -v 0 -x 8 -o "$box/new"
 refused '--profile-energy with steps after its own' 2 '10 steps, but 11 are left' $energy -v 0 -x 11 --profile 2 -o "$box/new"

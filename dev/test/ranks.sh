@@ -175,11 +175,11 @@ grep -q 'sequences in a step' "$work/stderr" && why= || why="stderr: $(head -n 3
 verdict 'a step that cannot be split between the ranks is refused' "$why"
 run -y 1 --evaluate 1 -m 3 -o kept3
 why=$(ended_with 0) loss=$(grep '^val loss' "$work/stdout")
-launch 2 -y 1 --evaluate 1 -m 3 -o kept3
+PROGRAM=$(use_program) launch 2 -y 1 --evaluate 1 -m 3 -o kept3
 why=${why:-$(ended_with 0)}
 why=${why:-$(awk -v alone="${loss#val loss }" -v two="$(sed -n 's/^val loss //p' "$work/stdout")" 'BEGIN {d = alone - two; if (two == "" || d > 1e-5 || d < -1e-5) print alone " alone, " two " of two"}')}
 verdict 'but any number of ranks can evaluate the model' "$why"
-launch 2 $model -x 0 -z 1 --evaluate 1
+PROGRAM=$(use_program) launch 2 $model -x 0 --evaluate 1
 why=$(ended_with 0)$(grep 'memory plan' "$work/stdout" | grep -E 'gradients|optimizer [^0]|optimizer 0[.][^0]')
 verdict 'without training, no memory for gradients or optimizer state' "$why"
 
@@ -360,7 +360,7 @@ here="$common -b 2 -o one"
 disagree 'settings' "the settings.*--lr 0.001' / '--lr 0.002'" "$common -b 2 -o new" "${common/-l 1e-3/-l 2e-3} -b 2 -o new"
 disagree '-y' 'the settings.*--resume' "-y 1 -o one" "$here"
 disagree '--overwrite' 'the settings.*--overwrite' "$here" "$here --overwrite 1"
-disagree '--evaluate' 'the settings.*--evaluate' "$common -b 2 -o new" "$common -b 2 -o new --evaluate 1"
+PROGRAM=$(use_program) disagree '-m' 'the settings.*--val-batches' "$model --evaluate 1" "$model --evaluate 1 -m 3"
 disagree '--stop-after' 'the settings.*--stop-after' "$common -b 2 -o new" "$common -b 2 -o new --stop-after 3"
 mkdir elsewhere elsewhere/data && cp -r data/builtin elsewhere/data
 run $common -b 2 -o elsewhere/one --seed 7

@@ -154,13 +154,13 @@ __attribute__((noreturn)) static inline void test_exit(const ProcessGroup* group
 }
 
 #include "dev/test/tests.h"
-#include "llmc/bert/embed.h"
 #include "llmc/bert/mlm_data.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/model/config.h"
 #include "llmc/profile/profiler.h"
 #include "llmc/run/settings.h"
 #include "llmc/run/step.h"
+#include "llmc/use/embed.h"
 #include "llmc/use/generate.h"
 
 // ---------------------------------------------------------------------------------------------------------

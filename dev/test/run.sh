@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Run every test that this machine can run and add up what they report.
 #
-#     bash dev/test/run.sh BUILD_FOLDER TRAIN_GPT2 TRAIN_BERT FINETUNE_BERT
+#     bash dev/test/run.sh BUILD_FOLDER TRAIN_GPT2 TRAIN_BERT USE_GPT2 USE_BERT FINETUNE_BERT
 #
+# The tests of a trainer find the program that uses its models beside it.
 # A test prints "ok ...", "FAIL ..." or "skip ..." lines and ends with "N passed, N failed[, N skipped]". Only failures,
 # skips and the totals are shown; the whole output is in BUILD_FOLDER/test_logs. A test that ends with a failing status
 # or without its totals counts as one failure more. TEST_LIMIT: seconds after which a test is stopped, for runs that
@@ -10,7 +11,7 @@
 set -u
 # Waiting threads release their core: the machine may be busy, and results do not depend on it.
 export OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
-build=$1 gpt2=$2 bert=$3 tune=$4
+build=$1 gpt2=$2 bert=$3 use_gpt2=$4 use_bert=$5 tune=$6
 data=${LLMC_TEST_DATA:-}
 # Tests in Python run in build/venv, which is made where it can be, unless PYTHON names an interpreter.
 if [ -z "${PYTHON:-}" ]; then
@@ -112,6 +113,7 @@ run threads bash dev/test/threads.sh "$gpt2"
 run losses bash dev/test/losses.sh "$gpt2"
 [ "${build##*/}" = san ] || run entropy bash dev/test/entropy.sh "$gpt2"
 run flags bash dev/test/flags.sh "$gpt2"
+run flags_use_gpt2 bash dev/test/flags.sh "$use_gpt2"
 run generate bash dev/test/generate.sh "$gpt2"
 run llmc_files_sh bash dev/test/llmc_files.sh "$gpt2" "$build/test_llmc_files"
 run gguf bash dev/test/gguf.sh "$gpt2" "$bert"
@@ -119,17 +121,18 @@ run hub bash dev/test/hub.sh "$gpt2" "$bert"
 run choices_sh bash dev/test/choices.sh "$gpt2"
 if [ ! -d "$data/gpt2-bpe" ]; then skip check_generate "set LLMC_TEST_DATA to a folder with gpt2-bpe (docs/testing.md)"
 elif "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers' 2>/dev/null; then
-    run check_generate "${PYTHON:-python3}" dev/reference/check_generate.py "$gpt2" "$data/gpt2-bpe"
+    run check_generate "${PYTHON:-python3}" dev/reference/check_generate.py "$use_gpt2" "$data/gpt2-bpe"
 else skip check_generate "${PYTHON:-python3} has no torch, transformers and tokenizers (pip install them)"; fi
 run cli_bert bash dev/test/cli_bert.sh "$bert"
 [ "${build##*/}" = san ] || run explain python3 dev/test/explain.py "$gpt2" "$bert"
 if "${PYTHON:-python3}" -c 'import numpy, tokenizers' 2>/dev/null; then
-    run check_embed "${PYTHON:-python3}" dev/test/check_embed.py "$bert"
+    run check_embed "${PYTHON:-python3}" dev/test/check_embed.py "$bert" "$use_bert"
 else skip check_embed "${PYTHON:-python3} has no numpy and tokenizers (pip install them)"; fi
 run losses_bert bash dev/test/losses.sh "$bert"
 [ "${build##*/}" = san ] || run exam bash dev/test/exam.sh "$bert"
 run model_dir bash dev/test/model_dir.sh "$gpt2" "$bert"
 run flags_bert bash dev/test/flags.sh "$bert"
+run flags_use_bert bash dev/test/flags.sh "$use_bert"
 run flags_tune bash dev/test/flags.sh "$tune"
 run tasks bash dev/test/tasks.sh "$tune"
 run tokenizer_files bash dev/test/tokenizer_files.sh "$gpt2" "$bert"

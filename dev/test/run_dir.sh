@@ -202,7 +202,7 @@ if [ -z "$is_bert" ]; then
     rm -rf "$work/out"
     run "${MODEL[@]}" -x 8 -v 0 -n 1 -nk 1 --stop-after 2 -o "$work/out"
     mkfifo "$work/prompt"
-    timeout 60 "$PROGRAM" -y 1 -o "$work/out" --generate 3 --prompt "@$work/prompt" </dev/null >"$work/reader" 2>&1 &
+    timeout 60 "$(use_program)" -y 1 -o "$work/out" --generate 3 --prompt "@$work/prompt" </dev/null >"$work/reader" 2>&1 &
     reader=$!
     # The reader waits where both ends of the FIFO meet; from then on it has found its checkpoint.
     exec 8>"$work/prompt"
@@ -220,18 +220,20 @@ if [ -z "$is_bert" ]; then
     verdict 'a checkpoint that is read is not deleted meanwhile' "$why"
 fi
 
-# A new run takes OUT once it has read all that it needs. Here it waits for its prompt while another run trains in OUT.
+# A new run takes OUT once it has read all that it needs. Here it stands still in a shard of 2^31 - 1 zeros, which it scans,
+# while another run trains in OUT.
 if [ -z "$is_bert" ]; then
-    rm -rf "$work/out" "$work/prompt"
-    mkfifo "$work/prompt"
-    timeout 60 "$PROGRAM" "${MODEL[@]}" -x 2 -v 0 -o "$work/out" --prompt "@$work/prompt" </dev/null >"$work/late" 2>&1 &
+    rm -rf "$work/out"
+    { little_endian 4 20240520; little_endian 4 1; little_endian 4 2147483647; } >"$work/zeros.bin"
+    truncate -s $((1024 + 2 * 2147483647)) "$work/zeros.bin"
+    "$PROGRAM" "${MODEL[@]}" -i "$work/zeros.bin" -x 2 -v 0 -o "$work/out" </dev/null >"$work/late" 2>&1 &
     late=$!
-    exec 8>"$work/prompt"
+    until ls -l /proc/$late/fd 2>/dev/null | grep -q zeros.bin || ! kill -0 $late 2>/dev/null; do sleep 0.01; done
+    kill -STOP $late
     run "${MODEL[@]}" -x 3 -v 0 -o "$work/out"
     why=$(ended_with 0)
     before=$(listing "$work/out")
-    printf 'a' >&8
-    exec 8>&-
+    kill -CONT $late
     wait $late
     status=$?
     [ $status -eq 2 ] && grep -q "^error: $work/out: another run has saved there since" "$work/late" || why=${why:-"status $status: $(tail -n 1 "$work/late")"}
@@ -270,7 +272,8 @@ fi
 # How a program ends if nobody reads its output.
 unread() { # FLAG...
     rm -f "$work/status"
-    { sleep 0.05; timeout 60 "$PROGRAM" "$@" </dev/null 2>"$work/stderr"; echo $? >"$work/status"; } | true
+    set_command "$@"
+    { sleep 0.05; timeout 60 "${command[@]}" </dev/null 2>"$work/stderr"; echo $? >"$work/status"; } | true
     status=$(cat "$work/status")
 }
 rm -rf "$work/out"

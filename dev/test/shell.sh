@@ -36,17 +36,26 @@ trap 'exit 1' INT TERM HUP PIPE
 # Runs take place where the built-in corpus is a copy of the tests' own, which is the same whatever the sources say.
 mkdir "$work/data" && cp -r build/test_corpus/builtin "$work/data" && cd "$work" || exit 1
 
-# The command of PROGRAM with these flags; those of a task are for the finetune_bert next to it, which writes no samples
-# (-s).
+# The command of PROGRAM, a trainer, with these flags. Those of a task are for the finetune_bert next to it, which writes
+# no samples (-s); those that use a model are for its use_gpt2 or use_bert, which has none of the flags of training.
+uses=' --(generate|samples|evaluate|explain|explain-tensors|explain-second|explain-next|chat|fill|embed|vectors) '
 set_command() {
+    local without=
     command=("$PROGRAM" "$@")
-    [[ " $* " == *" --task "* ]] || return 0
-    command=("${PROGRAM/%train_bert*/finetune_bert${PROGRAM##*train_bert}}")
+    if [[ " $* " == *" --task "* && ${PROGRAM##*/} == @(train|finetune)_bert* ]]; then
+        without=' -s ' command=("${PROGRAM/%train_bert*/finetune_bert${PROGRAM##*train_bert}}")
+    elif [[ " $* " =~ $uses && ${PROGRAM##*/} == train_@(gpt2|bert)* ]]; then
+        without=' -v -s -n -l ' command=("${PROGRAM%/*}/use_${PROGRAM##*/train_}")
+    fi
+    [ -n "$without" ] || return 0
     while [ $# -gt 0 ]; do
-        if [ "$1" = -s ]; then shift; else command+=("$1"); fi
+        if [[ $without == *" $1 "* ]]; then shift; else command+=("$1"); fi
         shift
     done
 }
+
+# The program next to PROGRAM, a trainer, that uses a model.
+use_program() { echo "${PROGRAM%/*}/use_${PROGRAM##*/train_}"; }
 
 # A trainer's run: stdout and stderr go to files, the exit status to $status (124 where it did not end).
 run() {

@@ -26,11 +26,11 @@ has_all() { # OUT FILE ORIGINAL
 # A byte order mark would become a part of the first token or merge.
 for file in vocab.txt merges.txt; do
     rm -rf "$box/marked" && mkdir "$box/marked"
-    case $file in vocab.txt) PROGRAM=$bert data=data/builtin/bert text= ;; *) PROGRAM=$gpt2 data=data/builtin text=a ;; esac
+    case $file in vocab.txt) PROGRAM=$bert data=data/builtin/bert does='-x 1' ;; *) PROGRAM=$gpt2 data=data/builtin does='--prompt a --generate 1' ;; esac
     cp "$data"/*.txt "$data"/vocab.json "$data/train.bin" "$box/marked" 2>/dev/null
     { printf '\xEF\xBB\xBF'; cat "$data/$file"; } >"$box/marked/$file"
-    refused "$file with a byte order mark" 2 "$file: begins with a byte order mark" -e $SMALL -i "$box/marked/train.bin" -x 1 \
-        ${text:+--prompt $text} -o "$box/new"
+    refused "$file with a byte order mark" 2 "$file: begins with a byte order mark" -e $SMALL -i "$box/marked/train.bin" \
+        $does -o "$box/new"
 done
 
 # ---------------------------------------------------------------------------------------------------------

@@ -338,16 +338,6 @@ static inline const char* flags_nearest(Flag* rows, int count, const char* name,
     return best;
 }
 
-// End with USAGE if the command line has a flag that belongs to another program.
-static inline void flags_refuse_moved(int argc, char** argv, const char* long_name, const char* program) {
-    size_t n = strlen(long_name);
-    for (int i = 1; i < argc; i++)
-        if (strncmp(argv[i], long_name, n) == 0 && (argv[i][n] == '\0' || argv[i][n] == '=')) {
-            const char* value = argv[i][n] ? argv[i] + n + 1 : i + 1 < argc ? argv[i + 1] : "";
-            die(USAGE, "%s: is a flag of %s; run: %s %s %s [flags]", long_name, program, program, long_name, value);
-        }
-}
-
 // The file that the value of a flag for a text names: FILE of "@FILE", standard input of "-" and "@-". NULL: the value is
 // the text.
 static inline const char* flags_text_file(const char* value) {

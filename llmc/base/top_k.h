@@ -1,4 +1,4 @@
-/* The k most likely tokens of a row of logits. */
+/* The k most likely tokens of a row of logits, or one that is drawn. */
 #ifndef LLMC_BASE_TOP_K_H
 #define LLMC_BASE_TOP_K_H
 
@@ -18,6 +18,18 @@ static inline int top_k(int* best, double* probability, const real* logits, int 
     for (int v = 0; v < V; v++) total += exp((double)(logits[v] - logits[best[0]]));
     for (int i = 0; i < found; i++) probability[i] = exp((double)(logits[best[i]] - logits[best[0]])) / total;
     return found;
+}
+
+// Draw a token from softmax(logits [V]): the first at which the running sum of probabilities exceeds `uniform`, a random
+// number in (0, 1).
+static inline int softmax_draw(const real* logits, int V, double uniform) {
+    double sum = 0, total = 0;
+    real largest = -INFINITY;
+    int token = 0;
+    for (int v = 0; v < V; v++) largest = logits[v] > largest ? logits[v] : largest;
+    for (int v = 0; v < V; v++) total += exp((double)(logits[v] - largest));
+    while (token + 1 < V && (sum += exp((double)(logits[token] - largest))) <= uniform * total) token++;
+    return token;
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* Losses and accuracies of a masked language model on held-out text, and on a set of clozes
- * (llmc/use/choice_files.h). In a cloze it predicts the first token of the ending, from the context and the
+/* A masked language model's data, the work of a step, and losses and accuracies on held-out text and on a set of clozes
+ * (llmc/choices/choice_files.h). In a cloze it predicts the first token of the ending, from the context and the
  * rest of the ending:
  *
  *   [CLS] Ben goes to the park . Where is Ben ? Ben is in the [MASK] . [SEP]
@@ -130,6 +130,29 @@ static inline void mlm_evaluation_end(MlmEvaluation* e, Run* r, Log* log, const 
     if (has_next) e->next_loss = sums.losses[1] / sums.sequences, e->next_correct = sums.correct[1] / sums.sequences;
     e->loss = e->masked_loss + e->next_loss;
     mlm_evaluation_show(e, log, r);
+}
+
+// Open the data, and the sets of clozes, of a model of V tokens and T positions.
+static inline void mlm_run_open_data(Run* r, MlmSettings* m, MlmSource* source, int V, int T) {
+    mlm_clozes_open(&m->choices, V, T, &r->group);
+    mlm_source_open(source, r->train_pattern, r->val_pattern, V, (uint64_t)r->settings.seed);
+    mlm_check_words(&source->train, &source->words);
+    source->train.in_order = !r->settings.shuffle;
+    run_check_data(r, mlm_fingerprint(&source->train), r->train_pattern);
+    run_set_last(r, mlm_sequences(&source->train));
+}
+
+// Sizes of an encoder and its heads. next: 1 if there is a next-sentence head.
+typedef struct {
+    int L, C, F, V, next;
+} MlmSizes;
+
+// The work of a step of `sequences` rows that contains `counts`. The decoder is counted for masked tokens only.
+static inline StepWork mlm_step_work(MlmCounts counts, int sequences, MlmSizes z) {
+    double C = z.C, heads = (z.V * C + C * C) * counts.masked + (z.next ? C * C * counts.sequences : 0);
+    double flops = mlm_encoder_flops(counts, z.L, z.C, z.F) + 6 * heads;
+    StepWork work = {.consumed = sequences, .sequences = counts.sequences, .tokens = counts.tokens, .flops = flops};
+    return work;
 }
 
 #endif

@@ -3,21 +3,16 @@
 #define LLMC_BERT_MLM_SETTINGS_H
 
 #include "llmc/bert/batch_mlm.h"
-#include "llmc/explain/settings.h"
-#include "llmc/use/multiple_choice.h"
+#include "llmc/choices/multiple_choice.h"
 
 // In the order of the flag's choices.
 typedef enum { MEAN_MICRO, MEAN_GLOBAL } LossMean;
-typedef enum { POOL_MEAN, POOL_CLS } Pool;
 
 typedef struct {
     int loss_mean, next_sentence, whole_words, pack;
     double mask_fraction, short_fraction;
     int sample_every;
-    const char *phase2, *fill;
-    const char *embed, *vectors;  // texts, and the file for their vectors
-    int pool;
-    ExplainSettings explain;
+    const char* phase2;
     MultipleChoiceSets choices;  // clozes: mlm_evaluation.h
 } MlmSettings;
 
@@ -42,24 +37,9 @@ static inline int mlm_settings_rows(MlmSettings* s, Flag* table, int count) {
          "Directory of another run: start from its newest weights and moments instead of -e, at step 0, with any -t."},
         {"-s", "--sample-every",       FLAG_INT,    &s->sample_every,    "500",    0,   1e9,     NULL,   SCOPE_FREE,    TOPIC_SAMPLES,
          "Steps between samples (a held-out sequence with masks filled in), and one at the end. 0: never."},
-        {NULL, "--fill",               FLAG_STRING, &s->fill,            "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
-         "Print this text with its [MASK]s filled in by -e (or by -o with -y 1) and exit."},
-        {NULL, "--embed",              FLAG_STRING, &s->embed,           "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
-         "Embed each line of this text file with -e (or -o with -y 1), write the vectors and exit."},
-        {NULL, "--vectors",            FLAG_STRING, &s->vectors,         "",       0,   0,       NULL,   SCOPE_PROCESS, TOPIC_SAMPLES,
-         "NumPy file for the vectors, float32 [lines, channels]. Empty: the name of --embed plus .npy."},
-        {NULL, "--pool",               FLAG_CHOICE, &s->pool,            "mean",   0,   0,       "mean|cls", SCOPE_PROCESS, TOPIC_SAMPLES,
-         "Vector of a line. mean: the mean of all last hidden states, with [CLS] and [SEP]; cls: that of [CLS]."},
     };
     // clang-format on
-    count = settings_add_rows(table, count, rows, COUNT_OF(rows));
-    count = explain_rows(
-        &s->explain, table, count,
-        "Do not train: write OUT/explain/explain.html, a page of what -e computes for this text (@FILE: for "
-        "that of a file or a pipe; -: of standard input) with [MASK]s. [MASK=word] gives a target, for a loss and a "
-        "backward pass.");
-    count = explain_pair_rows(&s->explain, table, count);
-    return multiple_choice_rows(&s->choices, table, count);
+    return multiple_choice_rows(&s->choices, table, settings_add_rows(table, count, rows, COUNT_OF(rows)));
 }
 
 // Set the defaults: published hyperparameters, and a small model. Returns the count.
@@ -76,17 +56,13 @@ static inline int mlm_default_settings(Flag* table, int count) {
 
 // For sequences of T tokens.
 static inline MlmRecipe mlm_settings_recipe(const MlmSettings* s, int T) {
-    int most = s->explain.predictions ? s->explain.predictions
-               : *s->fill             ? T
-               : *s->embed            ? 1
-                                      : max_int(1, (int)rint(s->mask_fraction * T));
-    MlmRecipe recipe;
-    memset(&recipe, 0, sizeof recipe);
-    recipe.max_predictions = min_int(most, T);
-    recipe.mask_fraction = s->mask_fraction, recipe.short_fraction = s->short_fraction;
-    recipe.whole_words = s->whole_words, recipe.next_sentence = s->next_sentence;
-    recipe.pack = s->explain.predictions ? 1 : s->pack;
-    if (!s->explain.predictions && !*s->fill && !*s->embed) mlm_check_length(T);
+    mlm_check_length(T);
+    MlmRecipe recipe = {.max_predictions = min_int(max_int(1, (int)rint(s->mask_fraction * T)), T),
+                        .mask_fraction = s->mask_fraction,
+                        .whole_words = s->whole_words,
+                        .next_sentence = s->next_sentence,
+                        .pack = s->pack,
+                        .short_fraction = s->short_fraction};
     return recipe;
 }
 

@@ -1,4 +1,4 @@
-/* --explain: run one text through a model, forward and backward, and record what every op computed. A trainer calls
+/* --explain: run one text through a model, forward and backward, and record what every op computed. A program calls
  *
  *   explain_begin   before its forward pass
  *   explain_end     after its backward pass

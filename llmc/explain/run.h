@@ -1,11 +1,56 @@
-/* --explain: read and check the text, and allocate for it. llmc/explain/ records and writes the results. */
+/* --explain: its settings; read and check the text, and allocate for it. llmc/explain/ records and writes the results. */
 #ifndef LLMC_EXPLAIN_RUN_H
 #define LLMC_EXPLAIN_RUN_H
 
 #include "llmc/base/process.h"
 #include "llmc/explain/files.h"
-#include "llmc/explain/settings.h"
 #include "llmc/run/run.h"
+
+typedef struct {
+    const char* text;
+    const char* second;  // second text of a pair
+    int next, tensors;
+    int predictions;  // number of masks in the text, set when it is read
+} ExplainSettings;
+
+// Append the rows of these settings, for a masked language model or another. Returns the new count.
+static inline int explain_rows(ExplainSettings* s, Flag* table, int count, int is_masked) {
+    // clang-format off
+    const Flag rows[] = {
+        {NULL, "--explain",         FLAG_STRING, &s->text,    "",  0, 0, NULL, SCOPE_PROCESS, TOPIC_SAMPLES, is_masked ?
+         "Write OUT/explain/explain.html, a page of what -e computes for this text (@FILE: for that of a file or a pipe; "
+         "-: of standard input) with [MASK]s. [MASK=word] gives a target, for a loss and a backward pass." :
+         "Write OUT/explain/explain.html, a page of what -e computes for this text (@FILE: for that of a file or a pipe; "
+         "-: of standard input)."},
+        {NULL, "--explain-tensors", FLAG_INT,    &s->tensors, "0", 0, 1, NULL, SCOPE_PROCESS, TOPIC_SAMPLES,
+         "1: --explain also writes all activations and gradients, as OUT/explain/*.safetensors."},
+        {NULL, "--explain-second",  FLAG_STRING, &s->second,  "",  0, 0, NULL, SCOPE_PROCESS, TOPIC_SAMPLES,
+         "Second text of --explain's pair, for next-sentence prediction. Empty: none."},
+        {NULL, "--explain-next",    FLAG_INT,    &s->next,    "0", 0, 1, NULL, SCOPE_PROCESS, TOPIC_SAMPLES,
+         "Label of the pair. 0: the second text follows the first; 1: it does not."},
+    };
+    // clang-format on
+    return settings_add_rows(table, count, rows, is_masked ? COUNT_OF(rows) : 2);
+}
+
+static inline int explain_is_asked(const ExplainSettings* s) { return *s->text != '\0'; }
+
+// Returns whether --explain is given. Ends with USAGE if the text is empty, as from an unset shell variable, or if flags
+// contradict it.
+static inline int explain_check(const ExplainSettings* e, Settings* s, Flag* table, int count) {
+    if (flag_is_given(table, count, "--explain") && !*e->text) die(USAGE, "--explain '': is empty; give a text");
+    const int is_asked = explain_is_asked(e);
+    if (!is_asked && e->tensors) die(USAGE, "--explain-tensors: needs --explain");
+    if (!is_asked && e->next) die(USAGE, "--explain-next: needs --explain");
+    if (!is_asked && e->second && *e->second) die(USAGE, "--explain-second: needs --explain");
+    if (!is_asked) return 0;
+    if (e->next && !*e->second) die(USAGE, "--explain-next 1: needs --explain-second, the other text of the pair");
+    if (s->evaluate) die(USAGE, "--explain: does not combine with --evaluate, --generate, --fill or --embed");
+    if (s->fp8) die(USAGE, "--explain and --fp8 1: an fp8 model keeps no activations to show; leave --fp8 out");
+    if (!*s->out) die(USAGE, "--explain: writes to -o, which is empty; name a directory");
+    s->evaluate = 1, s->B = 1, s->total_batch = 0;
+    return 1;
+}
 
 static inline void explain_check_utf8(const char* flag, const char* text, size_t length) {
     for (size_t i = 0, n; i < length; i += n)
@@ -36,6 +81,7 @@ static inline char* explain_read_text(const ExplainSettings* s, size_t* length) 
 static inline void explain_check_model(Explanation* e, const ExplainSettings* s, Run* r) {
     if (r->group.size > 1) die(USAGE, "--explain: is the work of one process; start it without other ranks");
     r->settings.B = 1, r->settings.total_batch = 0, r->settings.fp8 = 0;
+    if (r->start) r->hub = r->start, r->start = NULL;  // read the weights of a checkpoint, not its moments
     e->model = r->source, e->out = r->settings.out, e->writes_tensors = s->tensors;
 }
 

@@ -187,9 +187,7 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
         {"-v",  "--val-every",           FLAG_INT,    &s->val_every,           "100",     0,   1e9,      NULL,   SCOPE_FREE,    TOPIC_VALIDATION,
          "Steps between validations. 0: never."},
         {"-m",  "--val-batches",         FLAG_INT,    &s->val_batches,         "20",      0,   1e9,      NULL,   SCOPE_FREE,    TOPIC_VALIDATION,
-         "Maximum micro-batches per validation, and of --evaluate 1. 0: all."},
-        {NULL,  "--evaluate",            FLAG_INT,    &s->evaluate,            "0",       0,   1,        NULL,   SCOPE_PROCESS, TOPIC_VALIDATION,
-         "1: print the validation loss of -e (or of -o with -y 1) and exit."},
+         "Maximum micro-batches per validation. 0: all."},
         {"-n",  "--checkpoint-every",    FLAG_INT,    &s->checkpoint_every,    "500",     0,   1e9,      NULL,   SCOPE_FREE,    TOPIC_CHECKPOINTS,
          "Steps between checkpoints. 0: only one, at the end."},
         {"-nk", "--keep",                FLAG_INT,    &s->keep,                "2",       0,   1e9,      NULL,   SCOPE_FREE,    TOPIC_CHECKPOINTS,
@@ -259,6 +257,15 @@ static inline int settings_language_rows(Settings* s, Flag* table, const char* m
     };
     // clang-format on
     return settings_add_rows(table, settings_rows(s, table, model_help), rows, COUNT_OF(rows));
+}
+
+// Append the row of --evaluate, for programs that score a model without training it. Returns the new count.
+static inline int settings_evaluate_row(Settings* s, Flag* table, int count) {
+    // clang-format off
+    const Flag row = {NULL, "--evaluate", FLAG_INT, &s->evaluate, "0", 0, 1, NULL, SCOPE_PROCESS, TOPIC_VALIDATION,
+                      "1: print the validation loss of -e (or of -o with -y 1) and exit."};
+    // clang-format on
+    return settings_add_rows(table, count, &row, 1);
 }
 
 // Refuse flags that contradict each other.

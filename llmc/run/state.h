@@ -344,7 +344,7 @@ static inline void run_find_start(Run* r, const char* flag, const char* other) {
     if (!r->start) die(USAGE, "%s %s: has no complete checkpoint; name the directory of a run", flag, other);
     if (flag_is_given(r->flags, r->flag_count, "--model"))
         die(USAGE, "%s %s: the model comes from that run; leave -e out", flag, other);
-    if (!r->settings.evaluate) run_check_optimizer(r, flag, other);
+    run_check_optimizer(r, flag, other);
 }
 
 // Resuming with other training data than the checkpoint's is an error, except for an evaluation.

@@ -31,8 +31,7 @@ static inline void run_open_steps(Run* r) {
     const Settings* settings = &r->settings;
     Steps* s = &r->steps;
     if (settings->profile && settings->evaluate)
-        die(USAGE, "--profile %d measures training steps; --evaluate, --generate, --fill and --embed have none",
-            settings->profile);
+        die(USAGE, "--profile %d measures training steps; --evaluate has none", settings->profile);
     if (settings->profile_energy && !GPU_BUILD)
         die(USAGE, "--profile-energy 1 measures a GPU by its driver's NVML; this is the CPU build");
     step_graph_open(&s->graph, settings, r->group.size);

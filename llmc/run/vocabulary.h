@@ -38,6 +38,18 @@ static inline int run_eos(const Run* r, int V, int fallback) {
     return id >= 0 && id < V ? id : fallback;
 }
 
+// These n tokens as text; without a tokenizer, their IDs.
+static inline Text run_decode(const Run* r, const int* tokens, int n) {
+    Text text = {NULL, 0, 0};
+    for (int i = 0; i < n; i++) {
+        size_t bytes = 0;
+        const char* piece = r->tokenizer_files.directory ? tokenizer_decode(&r->tokenizer, tokens[i], &bytes) : NULL;
+        if (piece) text_append(&text, piece, bytes);
+        else text_printf(&text, "%d ", tokens[i]);
+    }
+    return text;
+}
+
 // Whether the shards' directory has the run's tokenizer and that tokenizer fits the model.
 static inline int vocabulary_is_beside(const Run* r, const Shards* shards, int V) {
     char* directory = directory_of(shards->pattern);

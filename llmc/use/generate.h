@@ -16,8 +16,7 @@
 #include "llmc/use/sampler.h"
 
 typedef struct {
-    int sample_every, sample_tokens;  // while training
-    int generate, samples;            // instead of training
+    int generate, samples;  // tokens of a text, and texts
     const char *prompt, *chat;
     double temperature, top_p;
     int top_k;
@@ -27,19 +26,15 @@ typedef struct {
 static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
     // clang-format off
     const Flag rows[] = {
-        {"-s", "--sample-every",  FLAG_INT,    &s->sample_every,  "500", 0, 1e9, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
-         "Steps between samples, and one at the end. 0: never."},
-        {"-g", "--sample-tokens", FLAG_INT,    &s->sample_tokens, "128", 1, 1e6, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
-         "Tokens per sample."},
         {NULL, "--generate",      FLAG_INT,    &s->generate,      "0",   0, 1e8, NULL, SCOPE_PROCESS, TOPIC_SAMPLES,
-         "Do not train: generate texts of this many new tokens with -e (or -o with -y 1) and exit. 0: off."},
+         "Print texts of this many new tokens by -e (or by -o with -y 1). 0: off."},
         {NULL, "--samples",       FLAG_INT,    &s->samples,       "1",   1, 1e6, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "Number of texts that --generate prints, each with its own random numbers."},
         {NULL, "--prompt",        FLAG_STRING, &s->prompt,        "",    0, 0,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
-         "Beginning of samples and texts: a text, @FILE for a file or a pipe to its last byte, or - for standard input. "
+         "Beginning of the texts: a text, @FILE for a file or a pipe to its last byte, or - for standard input. "
          "Empty: the start of a document."},
         {NULL, "--chat",          FLAG_STRING, &s->chat,          "",    0, 0,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
-         "User message instead of a prompt: samples and texts answer it. For models tuned for chat."},
+         "User message instead of a prompt: the texts answer it. For models tuned for chat."},
         {NULL, "--temperature",   FLAG_REAL,   &s->temperature,   "1.0", 0, 100, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "Sampling temperature. 0: always the most likely token."},
         {NULL, "--top-k",         FLAG_INT,    &s->top_k,         "0",   0, 1e9, NULL, SCOPE_FREE,    TOPIC_SAMPLES,
@@ -51,8 +46,7 @@ static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
 }
 
-// Refuse flags that contradict each other. Returns whether the run trains; with --generate it neither trains nor saves
-// (s->evaluate).
+// Refuse flags that contradict each other. Returns whether --generate is given.
 static inline int generate_check(const GenerateSettings* g, Settings* s, Flag* table, int count) {
     if (!*g->chat && flag_is_given(table, count, "--chat")) die(USAGE, "--chat '': is empty; give a message");
     if (*g->chat && *g->prompt) die(USAGE, "--chat and --prompt: both give the prompt; leave one out");
@@ -61,7 +55,7 @@ static inline int generate_check(const GenerateSettings* g, Settings* s, Flag* t
     if (g->generate && s->evaluate)
         die(USAGE, "--generate %d and --evaluate 1: one prints texts, the other a loss; leave one out", g->generate);
     if (g->generate) s->evaluate = 1, s->B = 1, s->total_batch = 0;  // one sequence
-    return !g->generate;
+    return g->generate > 0;
 }
 
 // A text that is being generated.
@@ -181,7 +175,7 @@ static inline void generation_open(Generation* g, const GenerateSettings* s, con
         warn("the prompt has %d tokens; the model sees the last %d of them, one less than -t", g->prompt, most);
     g->prompt -= dropped;
     if (*s->chat) g->hidden = g->prompt;
-    g->tokens = (int*)xmalloc(((size_t)g->prompt + (size_t)max_int(s->sample_tokens, s->generate)) * sizeof(int));
+    g->tokens = (int*)xmalloc(((size_t)g->prompt + (size_t)s->generate) * sizeof(int));
     if (prompt) memcpy(g->tokens, prompt + dropped, (size_t)g->prompt * sizeof(int));
     else g->tokens[0] = run_end_of_text(r, V);
     free(prompt);
@@ -189,7 +183,7 @@ static inline void generation_open(Generation* g, const GenerateSettings* s, con
 
 static inline void generation_close(Generation* g) { free(g->tokens); }
 
-// Restart from the prompt. Each text number and each step of a run has its own random numbers.
+// Restart from the prompt. Each text number and each step of the run that is resumed has its own random numbers.
 static inline void generation_begin(Generation* g, const Run* r, int number) {
     g->count = g->prompt;
     g->begin = g->past_len = g->not_finite = g->is_over = 0;
@@ -218,37 +212,18 @@ static inline void generation_draw(Generation* g, const real* logits) {
     else g->tokens[g->count++] = token;
 }
 
-// The text so far; without a tokenizer, its token IDs.
-static inline Text generation_text(const Generation* g, const Run* r) {
-    Text text = {NULL, 0, 0};
-    for (int i = g->hidden; i < g->count; i++) {
-        size_t bytes = 0;
-        const char* piece = r->tokenizer_files.directory ? tokenizer_decode(&r->tokenizer, g->tokens[i], &bytes) : NULL;
-        if (piece) text_append(&text, piece, bytes);
-        else text_printf(&text, "%d ", g->tokens[i]);
-    }
-    return text;
-}
-
 // Print text number `number`, after a line that separates it from the previous one.
 static inline void generation_print(Generation* g, const Run* r, int number) {
     if (g->not_finite)
         die(STOPPED_BY_NAN,
             "--generate: the model's logits are not finite; take an earlier checkpoint or another model");
-    Text text = generation_text(g, r);
+    Text text = run_decode(r, g->tokens + g->hidden, g->count - g->hidden);
     if (number > 0) printf("---\n");
     fwrite(text.text, 1, text.length, stdout);  // bytes of any kind
     printf("\n");
     fflush(stdout);
     free(text.text);
     g->written += g->count - g->prompt;
-}
-
-// Print the text as a sample of a training run, and save it in OUT/sample.txt.
-static inline void generation_show(const Generation* g, Run* r) {
-    Text text = generation_text(g, r);
-    run_show_text(r, &text);
-    free(text.text);
 }
 
 // Print the speed to stderr, because stdout has only the texts. The first token loads kernels and tries matmul

@@ -1,10 +1,10 @@
 /* --explain for a masked language model: a text, or a pair of texts. The model predicts each "[MASK]" and
  * "[MASK=word]"; the word is the label for the loss. */
-#ifndef LLMC_EXPLAIN_MLM_H
-#define LLMC_EXPLAIN_MLM_H
+#ifndef LLMC_USE_EXPLAIN_MLM_H
+#define LLMC_USE_EXPLAIN_MLM_H
 
-#include "llmc/bert/mlm_data.h"
 #include "llmc/explain/run.h"
+#include "llmc/use/mlm_texts.h"
 
 // The token ID of a label of n bytes.
 static inline int explain_mlm_label(const WordPiece* words, const char* flag, const char* label, size_t n) {
@@ -137,11 +137,8 @@ static inline MlmInput explain_mlm_load(Explanation* e, MlmSource* source, const
     explain_record_open(&e->record, buffers, sizes);
     explain_mlm_plan(&e->record, has_next, !e->why_no_loss);
     explain_check_directory(e);
-    b->count = 1, b->rows = b->max_length = t->T, b->masked = t->count, b->first = 0;
-    b->sum_sq_len = (int64_t)t->T * t->T;
-    b->cu_seqlens[0] = 0, b->cu_seqlens[1] = t->T, b->next_targets[0] = t->next_target;
-    for (int i = 0; i < t->T; i++)
-        b->tokens[i] = t->tokens[i], b->types[i] = t->types[i], b->sequence[i] = 0, b->position[i] = i;
+    mlm_text_batch(b, t->tokens, t->types, t->T);
+    b->masked = t->count, b->next_targets[0] = t->next_target;
     for (int i = 0; i < t->count; i++) b->masked_rows[i] = t->rows[i], b->targets[i] = t->targets[i];
     MlmInput in = mlm_load(&source->loader, b, ctx);
     explain_begin(e, ctx);

@@ -1,24 +1,11 @@
 /* --explain for a language model: every token is predicted from its predecessors. */
-#ifndef LLMC_EXPLAIN_LM_H
-#define LLMC_EXPLAIN_LM_H
+#ifndef LLMC_USE_EXPLAIN_LM_H
+#define LLMC_USE_EXPLAIN_LM_H
 
 #include "llmc/explain/run.h"
 #include "llmc/run/lm_input.h"
 #include "llmc/run/run.h"
 #include "llmc/use/generate.h"
-
-// Append the rows of --generate and --explain. Returns the new count.
-static inline int explain_lm_rows(ExplainSettings* s, GenerateSettings* g, Flag* table, int count) {
-    return explain_rows(s, table, generate_rows(g, table, count),
-                        "Do not train: write OUT/explain/explain.html, a page of what -e computes for this text "
-                        "(@FILE: for that of a file or a pipe; -: of standard input).");
-}
-
-// Check --explain and --generate. Returns whether the run trains or evaluates.
-static inline int explain_lm_check(const ExplainSettings* s, const GenerateSettings* g, Run* r) {
-    const int trains = generate_check(g, &r->settings, r->flags, r->flag_count);
-    return !explain_check(s, &r->settings, r->flags, r->flag_count) && trains;
-}
 
 // Read the text for a model of V tokens and `most` positions. Returns its number of tokens.
 static inline int explain_lm_open(Explanation* e, const ExplainSettings* s, Run* r, int V, int most) {

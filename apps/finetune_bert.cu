@@ -296,6 +296,7 @@ static int settings_flags(Trainer* t) {
         settings_rows(&t->run.settings, t->run.flags,
                       "Pre-trained Hugging Face directory, hub:NAME or .safetensors file, "
                       "or config.json, bert-base|bert-large or sizes L= C= NH= V= T= F= tied= for random weights.");
+    count = settings_evaluate_row(&t->run.settings, t->run.flags, count);
     return mlm_default_settings(t->run.flags, task_settings_rows(&t->task, t->run.flags, count));
 }
 

@@ -11,15 +11,15 @@
  * its rows. The head reads only rows that predict a token of an ending. If a sequence is too long, its context is
  * truncated on the left. Examples are distributed round-robin over the ranks. Sums over ranks are of integers, and of
  * the losses of clozes. */
-#ifndef LLMC_USE_MULTIPLE_CHOICE_H
-#define LLMC_USE_MULTIPLE_CHOICE_H
+#ifndef LLMC_CHOICES_MULTIPLE_CHOICE_H
+#define LLMC_CHOICES_MULTIPLE_CHOICE_H
 
 #include "llmc/base/log.h"
 #include "llmc/base/sequences.h"
+#include "llmc/choices/choice_files.h"
 #include "llmc/data/batch_lm.h"
 #include "llmc/ops/accuracy.h"
 #include "llmc/run/step.h"
-#include "llmc/use/choice_files.h"
 
 // A sequence of a micro-batch: one ending of an example.
 typedef struct {
@@ -187,25 +187,17 @@ static inline MultipleChoiceResult multiple_choice_result(const MultipleChoiceEv
 // ---------------------------------------------------------------------------------------------------------
 // With the model, which runs between multiple_choice_load() and multiple_choice_take()
 
-static inline void multiple_choice_alloc(MultipleChoiceEvaluation* e, Context* ctx) {
-    e->device_rows = (int*)device_alloc(ctx, multiple_choice_device_ints(e->N) * sizeof(int), "batch");
-    e->device_correct = (real*)device_alloc(ctx, (size_t)e->N * sizeof(real), "batch");
-}
-
-static inline void multiple_choice_free(MultipleChoiceEvaluation* e) {
-    device_free(e->device_rows, multiple_choice_device_ints(e->N) * sizeof(int));
-    device_free(e->device_correct, (size_t)e->N * sizeof(real));
-}
-
 // Begin the evaluation of this rank's share of a set, and allocate device memory for it.
 static inline void multiple_choice_evaluation_open(MultipleChoiceEvaluation* e, const MultipleChoice* set, int N, int T,
                                                    const ProcessGroup* group, Context* ctx) {
     multiple_choice_begin(e, set, N, T, group->rank, group->size);
-    multiple_choice_alloc(e, ctx);
+    e->device_rows = (int*)device_alloc(ctx, multiple_choice_device_ints(N) * sizeof(int), "batch");
+    e->device_correct = (real*)device_alloc(ctx, (size_t)N * sizeof(real), "batch");
 }
 
 static inline void multiple_choice_evaluation_close(MultipleChoiceEvaluation* e) {
-    multiple_choice_free(e);
+    device_free(e->device_rows, multiple_choice_device_ints(e->N) * sizeof(int));
+    device_free(e->device_correct, (size_t)e->N * sizeof(real));
     multiple_choice_end(e);
 }
 
@@ -289,7 +281,7 @@ static inline void multiple_choice_show(const Run* r, Log* log, const MultipleCh
 
 typedef struct {
     const char* files;  // --choices: separated by commas
-    int every;          // -h: steps between evaluations; 0: only with --evaluate 1
+    int every;          // -h: steps between evaluations; 0: none while training
     int count;
     MultipleChoice* set;  // [count]
 } MultipleChoiceSets;
@@ -307,11 +299,6 @@ static inline int multiple_choice_first_missing(const MultipleChoiceSets* s, con
     return i;
 }
 
-// The number of sets to evaluate after the step that just ended: all of them or none.
-static inline int multiple_choice_due(const MultipleChoiceSets* s, const Run* r) {
-    return run_is_due(r, s->every, 1) ? s->count : 0;
-}
-
 // Append the rows of the settings. Returns the new count.
 static inline int multiple_choice_rows(MultipleChoiceSets* s, Flag* table, int count) {
     // clang-format off
@@ -319,7 +306,7 @@ static inline int multiple_choice_rows(MultipleChoiceSets* s, Flag* table, int c
         {"-h", "--hellaswag", FLAG_INT,    &s->every, "0", 0, 1e9, NULL, SCOPE_FREE, TOPIC_VALIDATION,
          "Steps between evaluations on --choices, and one at the end. 0: never."},
         {NULL, "--choices",   FLAG_STRING, &s->files, "",  0, 0,   NULL, SCOPE_FREE, TOPIC_VALIDATION,
-         "Multiple-choice sets for -h and --evaluate 1, separated by commas (dev/data/hellaswag.py, lambada.py)."},
+         "Multiple-choice sets to evaluate on, separated by commas (dev/data/hellaswag.py, lambada.py)."},
     };
     // clang-format on
     return settings_add_rows(table, count, rows, COUNT_OF(rows));

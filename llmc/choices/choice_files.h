@@ -11,8 +11,8 @@
  * cloze: it asks for that ending, as LAMBADA asks for the last word of a text.
  *
  * The whole file is checked and kept in memory. */
-#ifndef LLMC_USE_CHOICE_FILES_H
-#define LLMC_USE_CHOICE_FILES_H
+#ifndef LLMC_CHOICES_CHOICE_FILES_H
+#define LLMC_CHOICES_CHOICE_FILES_H
 
 #include "llmc/data/shards.h"
 

@@ -1,17 +1,15 @@
 /* --embed: one vector for each line of a file, written as a NumPy file, float32 [lines, C]. A vector is the mean of the
  * last hidden states of the line's tokens, or the hidden state of [CLS]. A line that is too long for the model is
  * truncated. An empty line is [CLS] [SEP]. */
-#ifndef LLMC_BERT_EMBED_H
-#define LLMC_BERT_EMBED_H
+#ifndef LLMC_USE_EMBED_H
+#define LLMC_USE_EMBED_H
 
-#include "llmc/bert/mlm_data.h"
-#include "llmc/run/run.h"
-#include "llmc/text/wordpiece.h"
+#include "llmc/use/mlm_texts.h"
 
 #define NUMPY_MAGIC "\x93NUMPY"
 
 typedef struct {
-    const MlmSettings* settings;
+    const MlmTextSettings* settings;
     const WordPiece* words;
     int B, T, C;
     char *text, *path, *temporary;
@@ -22,23 +20,13 @@ typedef struct {
     float* vector;  // [C]
 } Embedding;
 
-// Returns whether --embed is given; then the run neither trains nor saves (s->evaluate). Ends with USAGE if it is
-// empty, or if flags contradict it.
-static inline int embed_check(const MlmSettings* m, Settings* s, Flag* table, int count) {
-    if (*m->embed && *m->fill) die(USAGE, "--embed %s: --fill is given too; choose one", m->embed);
-    if (*m->embed) s->evaluate = 1;
-    if (*m->embed) return 1;
-    if (flag_is_given(table, count, "--embed")) die(USAGE, "--embed '': is empty; give a file of texts");
-    return 0;
-}
-
 // Name of the file to write (caller frees).
-static inline char* embed_path(const MlmSettings* m) {
+static inline char* embed_path(const MlmTextSettings* m) {
     return *m->vectors ? xprintf("%s", m->vectors) : xprintf("%s.npy", m->embed);
 }
 
 // End with USAGE if there are no weights for --fill or --embed, or if --embed has several ranks or no file to write to.
-static inline void embed_check_model(const MlmSettings* m, const char* weights, int ranks) {
+static inline void embed_check_model(const MlmTextSettings* m, const char* weights, int ranks) {
     const char* flag = *m->embed ? "--embed" : "--fill";
     if ((*m->embed || *m->fill) && !weights)
         die(USAGE, "%s needs a trained model; name it with -e, or its run with -o and -y 1", flag);
@@ -71,7 +59,8 @@ static inline void embed_put_header(Embedding* e, size_t lines) {
 
 // Open the text file and the file of vectors, for a model of V tokens and C channels, and batches of B sequences of T
 // tokens.
-static inline Embedding embed_open(const MlmSettings* settings, const WordPiece* words, int B, int T, int V, int C) {
+static inline Embedding embed_open(const MlmTextSettings* settings, const WordPiece* words, int B, int T, int V,
+                                   int C) {
     Embedding e;
     size_t lines = 0;
     memset(&e, 0, sizeof e);
