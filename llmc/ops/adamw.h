@@ -132,6 +132,15 @@ __global__ void __launch_bounds__(ADAMW_THREADS, STORAGE == ADAMW_ROUNDED ? 4 : 
     }
 }
 
+template <int STORAGE>
+static inline void adamw_launch(AdamWState a, size_t elements, const ParamSpan* spans, int count, OptimizerSettings h,
+                                Context* ctx) {
+    auto kernel = a.updated ? adamw_update_kernel<STORAGE, true> : adamw_update_kernel<STORAGE, false>;
+    kernel<<<blocks_for(elements, ADAMW_THREADS * ADAMW_VECTOR), ADAMW_THREADS, 0, ctx->stream>>>(
+        a, elements, spans, count, adamw_coefficients(h), (real)(h.lr * h.weight_decay), h.rounding);
+    cudaCheck(cudaGetLastError());
+}
+
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU
@@ -168,17 +177,12 @@ static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* 
     if (!count) return;
     Scope scope =
         scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(n), ADAMW_UPDATE_BYTES(n, a.master != NULL), "n=%zu", n);
-    AdamWCoefficients c = adamw_coefficients(h);
 #ifdef __CUDACC__
     CHECK(elements % ADAMW_VECTOR == 0 && a.first % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
-    auto kernel = adamw_update_kernel<ADAMW_NO_MASTER, false>;
-    if (a.updated) kernel = adamw_update_kernel<ADAMW_NO_MASTER, true>;
-    if (a.master && a.updated) kernel = adamw_update_kernel<ADAMW_WITH_MASTER, true>;
-    else if (a.master) kernel = adamw_update_kernel<ADAMW_WITH_MASTER, false>;
-    kernel<<<blocks_for(elements, ADAMW_THREADS * ADAMW_VECTOR), ADAMW_THREADS, 0, ctx->stream>>>(
-        a, elements, spans, count, c, (real)(h.lr * h.weight_decay), h.rounding);
-    cudaCheck(cudaGetLastError());
+    if (a.master) adamw_launch<ADAMW_WITH_MASTER>(a, elements, spans, count, h, ctx);
+    else adamw_launch<ADAMW_NO_MASTER>(a, elements, spans, count, h, ctx);
 #else
+    AdamWCoefficients c = adamw_coefficients(h);
     size_t blocks = 0, filled = 0;
     CHECK(!a.master);
     for (int s = 0; s < count; s++) {

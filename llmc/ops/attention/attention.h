@@ -185,11 +185,11 @@ typedef struct {
 #include "llmc/ops/attention/materialized.cuh"
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
 #define ATTENTION_FLASH
-#include "llmc/ops/attention/flash_backward.cuh"
-#include "llmc/ops/attention/flash_forward.cuh"
 #ifndef NO_HOPPER
 #include "llmc/hopper/attention.cuh"
 #endif
+#include "llmc/ops/attention/flash_backward.cuh"
+#include "llmc/ops/attention/flash_forward.cuh"
 #endif
 
 // Whether flash attention takes this shape: if ctx->attention selects it, tensor cores support floatX, and a head

@@ -380,9 +380,9 @@ static inline void embedding_zero(real* table, int rows, int C, Context* ctx) {
     cudaCheck(cudaMemsetAsync(table, 0, (size_t)rows * (size_t)C * sizeof *table, ctx->stream));
 }
 
-static inline void embedding_backward_launch(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in,
-                                             EmbeddingSizes sizes, Dropout dropout, Mode word_mode, Mode mode,
-                                             Context* ctx) {
+COMPILED_IF_CALLED static inline void embedding_backward_launch(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in,
+                                                                EmbeddingSizes sizes, Dropout dropout, Mode word_mode,
+                                                                Mode mode, Context* ctx) {
     const int W = Vector<floatX>::SIZE;
     const Sequences* s = in.s;
     const int *tokens = in.tokens, *types = in.types;
