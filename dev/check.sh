@@ -22,7 +22,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 headers=$(find llmc -name '*.h' -o -name '*.cuh' | sort)
 programs=$(ls ./*.cu apps/*.cu | sed 's,^\./,,')
-plain=$(grep '\.h$' <<<"$headers")  # a .cuh is part of the header that includes it
+plain=$(grep '\.h$' <<<"$headers" | grep -v '/cpu\.h$')  # a .cuh or cpu.h is part of the header that includes it
 
 # --- every header alone
 alone() { # compiler command..., header last

@@ -39,7 +39,7 @@ fi
 
 # While the learner's file is read, the op, its reference and its parts have other names: those that its header, the other
 # headers of its folder and the common ones define. What the skeleton names stays.
-sources="$header llmc/ops/common/activation.h llmc/ops/common/adam.h llmc/ops/common/layernorm_row.h llmc/ops/common/product.h"
+sources="$header llmc/ops/common/activation.h llmc/ops/common/adam.h llmc/ops/common/product.h"
 case $header in llmc/ops/*/* | llmc/lamb/*) sources="$sources ${header%/*}/*.h" ;; esac
 # shellcheck disable=SC2086
 parts=$(sed -E 's/^__attribute__\(\([a-z_]+\)\) //' $sources | grep -E '^([A-Z_]+ )*static .*\(' | sed -E 's/\(.*//; s/.*[ *]//' | grep -E '^[a-z][a-z0-9]*_' | grep -v '^vector_' |

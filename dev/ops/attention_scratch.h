@@ -4,8 +4,10 @@
 #define DEV_OPS_ATTENTION_SCRATCH_H
 
 #include "harness.h"
+#include "llmc/hopper/attention_scratch.h"
 #include "llmc/ops/attention/attention.h"
-#include "llmc/ops/attention/scratch.h"
+
+#include "llmc/ops/attention/dropout.cuh"  // a part of it
 
 // The decisions themselves: the share of pairs that is kept, for each of the eight places of a key in a draw, and the
 // independence of neighbouring keys.

@@ -1,14 +1,10 @@
 /* layernorm.h's kernel. A block takes 32 rows, a warp 4 of them, one after the other. It writes a row's bytes to y8
  * and to shared memory. From there the block transposes them: a thread takes 4 columns of a piece of 16 rows, and two
  * threads write the 32 bytes of a column, a whole sector of the transpose. */
-#include "llmc/fp8/layernorm.h"  // before the guard: it includes this file
-
 #ifndef LLMC_FP8_LAYERNORM_CUH
 #define LLMC_FP8_LAYERNORM_CUH
 
 #include "llmc/fp8/words.cuh"
-
-#ifdef __CUDACC__
 
 enum {
     LAYERNORM_FP8_THREADS = 256,
@@ -135,23 +131,18 @@ static inline int layernorm_fp8_takes(int C, const Context* ctx) {
            layernorm_fp8_shared_bytes(C) + 1024 <= ctx->shared_of_block;
 }
 
-template <int E, LayerNormBranch BRANCH>
-static inline void layernorm_fp8_start(LayerNormForward a, LayerNormFp8 out, Context* ctx) {
-    size_t shared = out.yt ? layernorm_fp8_shared_bytes(a.C) : 0;
-    kernel_allow_shared(layernorm_forward_fp8_kernel<E, BRANCH>, shared, ctx);
-    layernorm_forward_fp8_kernel<E, BRANCH>
-        <<<blocks_for((size_t)a.N, LAYERNORM_FP8_ROWS), LAYERNORM_FP8_THREADS, shared, ctx->stream>>>(a, out);
-    cudaCheck(cudaGetLastError());
-}
-
+// Choose the kernel by the number of channels, and launch it.
 template <LayerNormBranch BRANCH>
-static inline void layernorm_fp8_choose(LayerNormForward a, LayerNormFp8 out, Context* ctx) {
+static inline void layernorm_fp8_launch(LayerNormForward a, LayerNormFp8 out, Context* ctx) {
     if constexpr (fp8_is_built()) {
-        if (a.C <= 24 * WARP) layernorm_fp8_start<24, BRANCH>(a, out, ctx);
-        else if (a.C <= 32 * WARP) layernorm_fp8_start<32, BRANCH>(a, out, ctx);
-        else layernorm_fp8_start<LAYERNORM_FP8_LONG, BRANCH>(a, out, ctx);
+        auto kernel = layernorm_forward_fp8_kernel<LAYERNORM_FP8_LONG, BRANCH>;
+        if (a.C <= 24 * WARP) kernel = layernorm_forward_fp8_kernel<24, BRANCH>;
+        else if (a.C <= 32 * WARP) kernel = layernorm_forward_fp8_kernel<32, BRANCH>;
+        size_t shared = out.yt ? layernorm_fp8_shared_bytes(a.C) : 0;
+        kernel_allow_shared(kernel, shared, ctx);
+        kernel<<<blocks_for((size_t)a.N, LAYERNORM_FP8_ROWS), LAYERNORM_FP8_THREADS, shared, ctx->stream>>>(a, out);
+        cudaCheck(cudaGetLastError());
     }
 }
 
-#endif
 #endif

@@ -50,7 +50,7 @@ COMPILED_IF_CALLED static inline void layernorm_forward_fp8(LayerNormFp8 out, La
     double bytes = layernorm_fp8_bytes(out, LAYERNORM_FORWARD_BYTES(size.N, size.C), size);
     Scope scope = scope_open(ctx, "layernorm_forward_fp8", LAYERNORM_FORWARD_FLOPS(size.N, size.C), bytes, "N=%d C=%d",
                              size.N, size.C);
-    layernorm_fp8_choose<LAYERNORM_ALONE>(layernorm_forward_args(out.y, stats, x, p, size, eps), out, ctx);
+    layernorm_fp8_launch<LAYERNORM_ALONE>(layernorm_forward_args(out.y, stats, x, p, size, eps), out, ctx);
     scope_close(&scope);
 }
 
@@ -65,8 +65,8 @@ COMPILED_IF_CALLED static inline void residual_layernorm_forward_fp8(LayerNormFp
                              bytes, "N=%d C=%d", size.N, size.C);
     LayerNormForward a = layernorm_forward_args(out.y, stats, x, p, size, eps);
     a.r = branch.r, a.dropout = dropout_rows(branch.dropout);
-    if (dropped) layernorm_fp8_choose<LAYERNORM_RESIDUAL_DROPOUT>(a, out, ctx);
-    else layernorm_fp8_choose<LAYERNORM_RESIDUAL>(a, out, ctx);
+    if (dropped) layernorm_fp8_launch<LAYERNORM_RESIDUAL_DROPOUT>(a, out, ctx);
+    else layernorm_fp8_launch<LAYERNORM_RESIDUAL>(a, out, ctx);
     scope_close(&scope);
 }
 

@@ -280,21 +280,6 @@ static inline size_t quantize_bias_bytes(int N, int C) {
            sizeof(float);
 }
 
-template <Fp8Format FORMAT, QuantizeSource SOURCE, Gelu GELU, bool BIAS>
-static inline void quantize_start(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
-    constexpr int COLUMNS = SOURCE == QUANTIZE_GELU_BACKWARD || BIAS ? 8 : 16;  // these need more registers
-    unsigned down = blocks_for((size_t)N, QUANTIZE_TILE_ROWS);
-    unsigned tiles = down * blocks_for((size_t)C, COLUMNS * QUANTIZE_ACROSS);
-    size_t bytes = BIAS ? quantize_bias_bytes(N, C) : out.sums.b ? quantize_scratch_bytes(N, C) : 0;
-    float* partial = bytes ? (float*)device_scratch(ctx, bytes) : NULL;
-    CHECK(!BIAS || down <= DEVICE_ARRIVALS);
-    quantize_kernel<FORMAT, SOURCE, GELU, COLUMNS, BIAS>
-        <<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in, partial, ctx->arrivals, N, C);
-    cudaCheck(cudaGetLastError());
-    if (!out.sums.b) return;
-    tile_sums<QUANTIZE_THREADS / WARP>(out.sums, partial, (int)down, C, ctx);
-}
-
 // Activations are E4M3, gradients E5M2; only gradients have column sums.
 COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, QuantizeInput in, int N, int C, Context* ctx) {
     int is_erf = in.gelu == GELU_ERF;
@@ -303,20 +288,31 @@ COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, QuantizeInput
     int is_gradient = in.source == QUANTIZE_GELU_BACKWARD || in.source == QUANTIZE_CLASSIFIER_BACKWARD;
     CHECK(in.source == QUANTIZE_PLAIN || is_gradient == (out.format == FP8_E5M2));
     Scope scope = quantize_open(out, in, N, C, ctx);
-    if (out.bias.y) quantize_start<FP8_E4M3, QUANTIZE_PLAIN, GELU_TANH, true>(out, in, N, C, ctx);
+    int columns = 16;  // of a thread; some kernels need more registers
+    auto kernel = quantize_kernel<FP8_E5M2, QUANTIZE_PLAIN, GELU_TANH, 16, false>;
+    if (out.bias.y) kernel = quantize_kernel<FP8_E4M3, QUANTIZE_PLAIN, GELU_TANH, 8, true>, columns = 8;
     else if (in.source == QUANTIZE_PLAIN && out.format == FP8_E4M3)
-        quantize_start<FP8_E4M3, QUANTIZE_PLAIN, GELU_TANH, false>(out, in, N, C, ctx);
-    else if (in.source == QUANTIZE_PLAIN)
-        quantize_start<FP8_E5M2, QUANTIZE_PLAIN, GELU_TANH, false>(out, in, N, C, ctx);
+        kernel = quantize_kernel<FP8_E4M3, QUANTIZE_PLAIN, GELU_TANH, 16, false>;
     else if (in.source == QUANTIZE_CENTERED)
-        quantize_start<FP8_E4M3, QUANTIZE_CENTERED, GELU_TANH, false>(out, in, N, C, ctx);
+        kernel = quantize_kernel<FP8_E4M3, QUANTIZE_CENTERED, GELU_TANH, 16, false>;
     else if (in.source == QUANTIZE_CLASSIFIER_BACKWARD)
-        quantize_start<FP8_E5M2, QUANTIZE_CLASSIFIER_BACKWARD, GELU_TANH, false>(out, in, N, C, ctx);
-    else if (in.source == QUANTIZE_GELU && is_erf)
-        quantize_start<FP8_E4M3, QUANTIZE_GELU, GELU_ERF, false>(out, in, N, C, ctx);
-    else if (in.source == QUANTIZE_GELU) quantize_start<FP8_E4M3, QUANTIZE_GELU, GELU_TANH, false>(out, in, N, C, ctx);
-    else if (is_erf) quantize_start<FP8_E5M2, QUANTIZE_GELU_BACKWARD, GELU_ERF, false>(out, in, N, C, ctx);
-    else quantize_start<FP8_E5M2, QUANTIZE_GELU_BACKWARD, GELU_TANH, false>(out, in, N, C, ctx);
+        kernel = quantize_kernel<FP8_E5M2, QUANTIZE_CLASSIFIER_BACKWARD, GELU_TANH, 16, false>;
+    else if (in.source == QUANTIZE_GELU)
+        kernel = is_erf ? quantize_kernel<FP8_E4M3, QUANTIZE_GELU, GELU_ERF, 16, false>
+                        : quantize_kernel<FP8_E4M3, QUANTIZE_GELU, GELU_TANH, 16, false>;
+    else if (in.source == QUANTIZE_GELU_BACKWARD) {
+        columns = 8;
+        kernel = is_erf ? quantize_kernel<FP8_E5M2, QUANTIZE_GELU_BACKWARD, GELU_ERF, 8, false>
+                        : quantize_kernel<FP8_E5M2, QUANTIZE_GELU_BACKWARD, GELU_TANH, 8, false>;
+    }
+    unsigned down = blocks_for((size_t)N, QUANTIZE_TILE_ROWS);
+    unsigned tiles = down * blocks_for((size_t)C, (size_t)columns * QUANTIZE_ACROSS);
+    size_t bytes = out.bias.y ? quantize_bias_bytes(N, C) : out.sums.b ? quantize_scratch_bytes(N, C) : 0;
+    float* partial = bytes ? (float*)device_scratch(ctx, bytes) : NULL;
+    CHECK(!out.bias.y || down <= DEVICE_ARRIVALS);
+    kernel<<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in, partial, ctx->arrivals, N, C);
+    cudaCheck(cudaGetLastError());
+    if (out.sums.b) tile_sums<QUANTIZE_THREADS / WARP>(out.sums, partial, (int)down, C, ctx);
     scope_close(&scope);
 }
 

@@ -27,8 +27,6 @@
 
 #include "llmc/hopper/attention_backward_load.cuh"
 
-#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
-
 // ---------------------------------------------------------------------------------------------------------
 // Consumers. `use` counts the tiles of queries over the whole life of the block.
 
@@ -345,43 +343,36 @@ __global__ void __launch_bounds__(HopperBackward::THREADS, 1)
 // ---------------------------------------------------------------------------------------------------------
 // Launch
 
-template <Mask mask, bool dropped>
-static void hopper_backward_of(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const real* lse,
-                               const Sequences* s, AttentionShape shape, Context* ctx) {
+static inline void hopper_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
+                                   const real* lse, const Sequences* s, AttentionShape shape, Context* ctx) {
     typedef HopperBackward B;
     int C = shape.NH * shape.HS;
     HopperScratch r = hopper_scratch(s->rows, s->count, s->max_length, shape.NH, ctx->multiprocessors);
     int64_t items = (int64_t)r.heads * r.parts;
     CHECK(items < 1 << 30);
-    size_t bits_bytes = flash_bits_bytes(s, shape);
+    size_t bits_bytes = flash_bits_bytes(s->rows, s->count, s->max_length, shape);
     uint32_t* bits = (uint32_t*)device_scratch(ctx, bits_bytes + hopper_scratch_bytes(&r));
     float* sums = (float*)((char*)bits + bits_bytes);
     float* statistics = sums + r.sums * HOPPER_SUMS;
     int* done = (int*)(statistics + r.tiles * HOPPER_STATISTICS);
     HopperParams z = hopper_params(s, shape, bits, ctx);
     AttentionDraw draw = draw_begin(ROWS_ARE_KEYS, bits, s, shape, ctx);
-
-    unsigned of_statistics = (unsigned)((s->max_length + HOPPER_QUERIES - 1) / HOPPER_QUERIES) *
-                             (unsigned)((shape.NH + 3) / 4) * (unsigned)s->count;
-    attention_delta_kernel<dropped><<<of_statistics + draw_blocks(draw), DRAW_THREADS, 0, ctx->stream>>>(
-        statistics, done, dout, out, lse, (int)of_statistics, z, draw);
-    cudaCheck(cudaGetLastError());
     HopperBackwardScratch scratch = {
         .sums = (float4*)sums, .done = done, .parts = r.parts, .slot_tiles = r.slot_tiles, .statistics = statistics};
-    auto kernel = attention_backward_hopper_kernel<mask, dropped>;
-    kernel_allow_shared(kernel, B::BYTES, ctx);
-    kernel<<<(unsigned)min_int((int)items, ctx->multiprocessors), B::THREADS, B::BYTES, ctx->stream>>>(
-        dqkv, scratch, tma_tensor_map(qkv, shape.HS, 3 * shape.NH, s->rows, 3 * C, ctx),
-        tma_tensor_map(dout, shape.HS, shape.NH, s->rows, C, ctx), z);
-    cudaCheck(cudaGetLastError());
-}
-
-static inline void hopper_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
-                                   const real* lse, const Sequences* s, AttentionShape shape, Context* ctx) {
+    unsigned of_statistics = (unsigned)((s->max_length + HOPPER_QUERIES - 1) / HOPPER_QUERIES) *
+                             (unsigned)((shape.NH + 3) / 4) * (unsigned)s->count;
     flash_dispatch(shape, [&](auto v) {
-        hopper_backward_of<decltype(v)::MASK, decltype(v)::DROPPED>(dqkv, dout, qkv, out, lse, s, shape, ctx);
+        typedef decltype(v) V;
+        attention_delta_kernel<V::DROPPED><<<of_statistics + draw_blocks(draw), DRAW_THREADS, 0, ctx->stream>>>(
+            statistics, done, dout, out, lse, (int)of_statistics, z, draw);
+        cudaCheck(cudaGetLastError());
+        auto kernel = attention_backward_hopper_kernel<V::MASK, V::DROPPED>;
+        kernel_allow_shared(kernel, B::BYTES, ctx);
+        kernel<<<(unsigned)min_int((int)items, ctx->multiprocessors), B::THREADS, B::BYTES, ctx->stream>>>(
+            dqkv, scratch, tma_tensor_map(qkv, shape.HS, 3 * shape.NH, s->rows, 3 * C, ctx),
+            tma_tensor_map(dout, shape.HS, shape.NH, s->rows, C, ctx), z);
+        cudaCheck(cudaGetLastError());
     });
 }
 
-#endif
 #endif

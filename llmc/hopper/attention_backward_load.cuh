@@ -5,8 +5,6 @@
 
 #include "llmc/hopper/attention_tiles.cuh"
 
-#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
-
 enum { HOPPER_STAGES = 4 };  // tiles of queries that are loaded ahead
 
 static_assert(HOPPER_SUMS == HOPPER_QUERIES * TMA_BOX, "the sums of a tile");
@@ -184,5 +182,4 @@ __device__ __forceinline__ void hopper_backward_produce_queries(const HopperBack
     }
 }
 
-#endif
 #endif

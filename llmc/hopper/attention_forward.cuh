@@ -11,8 +11,6 @@
 
 #include "llmc/hopper/attention_tiles.cuh"
 
-#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
-
 template <int D> struct HopperForward {
     static constexpr int CONSUMERS = D == 64 ? 3 : 2;  // warpgroups
     static constexpr int QUERIES = CONSUMERS * TMA_BOX, THREADS = (CONSUMERS + 1) * WARPGROUP;
@@ -338,29 +336,20 @@ __global__ void __launch_bounds__(HopperForward<D>::THREADS, 1)
 // ---------------------------------------------------------------------------------------------------------
 // Launch
 
-template <int D, Mask mask, bool dropped>
-static void hopper_forward_of(floatX* out, real* lse, const floatX* qkv, const Sequences* s, AttentionShape shape,
-                              Context* ctx) {
-    typedef HopperForward<D> F;
-    int64_t items = (int64_t)s->count * shape.NH * ((s->max_length + F::QUERIES - 1) / F::QUERIES);
-    CHECK(items < 1 << 30);
-    uint32_t* bits = dropped ? (uint32_t*)device_scratch(ctx, flash_bits_bytes(s, shape)) : NULL;
-    if (dropped) draw_by_query(bits, s, shape, ctx);
-    auto kernel = attention_forward_hopper_kernel<D, mask, dropped>;
-    kernel_allow_shared(kernel, F::BYTES, ctx);
-    kernel<<<(unsigned)min_int((int)items, ctx->multiprocessors), F::THREADS, F::BYTES, ctx->stream>>>(
-        out, lse, tma_tensor_map(qkv, shape.HS, 3 * shape.NH, s->rows, 3 * shape.NH * shape.HS, ctx),
-        hopper_params(s, shape, bits, ctx));
-    cudaCheck(cudaGetLastError());
-}
-
-template <int D>
-static void hopper_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s, AttentionShape shape,
-                           Context* ctx) {
+static inline void hopper_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s, AttentionShape shape,
+                                  Context* ctx) {
+    HopperParams z = hopper_params(s, shape, flash_draw_by_query(s, shape, ctx), ctx);
     flash_dispatch(shape, [&](auto v) {
-        hopper_forward_of<D, decltype(v)::MASK, decltype(v)::DROPPED>(out, lse, qkv, s, shape, ctx);
+        typedef decltype(v) V;
+        typedef HopperForward<V::D> F;
+        int64_t items = (int64_t)s->count * shape.NH * ((s->max_length + F::QUERIES - 1) / F::QUERIES);
+        CHECK(items < 1 << 30);
+        auto kernel = attention_forward_hopper_kernel<V::D, V::MASK, V::DROPPED>;
+        kernel_allow_shared(kernel, F::BYTES, ctx);
+        kernel<<<(unsigned)min_int((int)items, ctx->multiprocessors), F::THREADS, F::BYTES, ctx->stream>>>(
+            out, lse, tma_tensor_map(qkv, shape.HS, 3 * shape.NH, s->rows, 3 * shape.NH * shape.HS, ctx), z);
+        cudaCheck(cudaGetLastError());
     });
 }
 
-#endif
 #endif

@@ -10,12 +10,11 @@
 #ifndef LLMC_HOPPER_ATTENTION_TILES_CUH
 #define LLMC_HOPPER_ATTENTION_TILES_CUH
 
+#include "llmc/hopper/attention_scratch.h"
 #include "llmc/hopper/mbarrier.cuh"
 #include "llmc/hopper/tma.cuh"
 #include "llmc/hopper/wgmma.cuh"
 #include "llmc/ops/attention/flash_tiles.cuh"
-
-#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
 
 enum { HOPPER_ROW_BITS = DRAW_COLUMNS / 8 };  // bytes of a row's dropout bits
 
@@ -85,15 +84,6 @@ __device__ inline void hopper_write_rows(floatX* x, size_t stride, int row, int 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// Launches
-
-// Whether these kernels run: on a Hopper GPU, in a build with code for it; heads of up to 128 channels in the forward
-// pass, 64 in the backward pass.
-static inline int hopper_supports(Direction direction, AttentionShape shape, const Context* ctx) {
-    return HOPPER_BUILD && ctx->capability == 90 && shape.HS % 8 == 0 && shape.HS <= (direction == FORWARD ? 128 : 64);
-}
-
 static inline HopperParams hopper_params(const Sequences* s, AttentionShape shape, const uint32_t* bits, Context* ctx) {
     HopperParams z;
     z.cu_seqlens = s->cu_seqlens;
@@ -109,5 +99,4 @@ static inline HopperParams hopper_params(const Sequences* s, AttentionShape shap
     return z;
 }
 
-#endif
 #endif

@@ -7,9 +7,7 @@
 #ifndef LLMC_LAMB_KERNELS_CUH
 #define LLMC_LAMB_KERNELS_CUH
 
-#include "llmc/lamb/lamb.h"
-
-#ifdef __CUDACC__
+#include "llmc/device/cuda_utils.cuh"
 
 // The sums of squares over a block.
 typedef struct {
@@ -151,77 +149,21 @@ static inline LambLaunch lamb_launch(LambSpans of, OptimizerSettings h, Context*
     return l;
 }
 
-template <int STORAGE>
-static inline void lamb_start_moments(AdamWState a, const LambLaunch* l, LambSumSq* tensors, Context* ctx) {
-    lamb_moments_kernel<STORAGE><<<(unsigned)l->of.blocks, ADAMW_THREADS, 0, ctx->stream>>>(
+// tensors: as in lamb_moments_kernel().
+static inline void lamb_run_moments(AdamWState a, const LambLaunch* l, LambSumSq* tensors, Context* ctx) {
+    auto kernel = a.master ? lamb_moments_kernel<ADAMW_WITH_MASTER> : lamb_moments_kernel<ADAMW_NO_MASTER>;
+    kernel<<<(unsigned)l->of.blocks, ADAMW_THREADS, 0, ctx->stream>>>(
         l->ratio, tensors, l->sum_sq, l->arrivals, a, l->of.spans, l->of.count, adamw_coefficients(l->h),
         (real)l->h.weight_decay);
     cudaCheck(cudaGetLastError());
 }
 
-template <int STORAGE> static inline void lamb_start_apply(AdamWState a, const LambLaunch* l, Context* ctx) {
-    lamb_apply_kernel<STORAGE><<<(unsigned)l->of.blocks, ADAMW_THREADS, 0, ctx->stream>>>(
-        a, l->ratio, l->of.spans, l->of.count, adamw_coefficients(l->h), (real)l->h.weight_decay, (real)l->h.lr,
-        l->h.rounding);
+static inline void lamb_run_apply(AdamWState a, const LambLaunch* l, Context* ctx) {
+    auto kernel = a.master ? lamb_apply_kernel<ADAMW_WITH_MASTER> : lamb_apply_kernel<ADAMW_NO_MASTER>;
+    kernel<<<(unsigned)l->of.blocks, ADAMW_THREADS, 0, ctx->stream>>>(a, l->ratio, l->of.spans, l->of.count,
+                                                                      adamw_coefficients(l->h), (real)l->h.weight_decay,
+                                                                      (real)l->h.lr, l->h.rounding);
     cudaCheck(cudaGetLastError());
 }
 
-static inline void lamb_check_state(AdamWState a, size_t elements) {
-    CHECK(elements % ADAMW_VECTOR == 0 && a.first % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
-}
-
-// tensors: as in lamb_moments_kernel().
-static inline void lamb_start_moments_of(AdamWState a, const LambLaunch* l, LambSumSq* tensors, Context* ctx) {
-    if constexpr (!ADAMW_NARROW) lamb_start_moments<ADAMW_EXACT>(a, l, tensors, ctx);
-    else if (a.master) lamb_start_moments<ADAMW_MASTER>(a, l, tensors, ctx);
-    else lamb_start_moments<ADAMW_ROUNDED>(a, l, tensors, ctx);
-}
-
-static inline void lamb_start_apply_of(AdamWState a, const LambLaunch* l, Context* ctx) {
-    if constexpr (!ADAMW_NARROW) lamb_start_apply<ADAMW_EXACT>(a, l, ctx);
-    else if (a.master) lamb_start_apply<ADAMW_MASTER>(a, l, ctx);
-    else lamb_start_apply<ADAMW_ROUNDED>(a, l, ctx);
-}
-
-static inline void lamb_update(AdamWState a, LambSpans of, OptimizerSettings h, Context* ctx) {
-    lamb_check_state(a, of.elements);
-    CHECK(of.count > 0);
-    Scope scope = scope_open(ctx, "lamb_update", LAMB_UPDATE_FLOPS(of.elements),
-                             LAMB_UPDATE_BYTES(of.elements, a.master != NULL), "n=%zu", of.elements);
-    LambLaunch l = lamb_launch(of, h, ctx);
-    lamb_start_moments_of(a, &l, NULL, ctx);
-    lamb_start_apply_of(a, &l, ctx);
-    scope_close(&scope);
-}
-
-// The first half of the update of a shard. sum_sq: [2 * tensors] in device memory.
-static inline void lamb_moments(double* sum_sq, int tensors, AdamWState a, LambSpans of, OptimizerSettings h,
-                                Context* ctx) {
-    lamb_check_state(a, of.elements);
-    static_assert(sizeof(LambSumSq) == 2 * sizeof(double), "two sums for each tensor");
-    Scope scope = scope_open(ctx, "lamb_moments", LAMB_MOMENTS_FLOPS(of.elements),
-                             LAMB_MOMENTS_BYTES(of.elements, a.master != NULL), "n=%zu", of.elements);
-    cudaCheck(cudaMemsetAsync(sum_sq, 0, (size_t)tensors * sizeof(LambSumSq), ctx->stream));
-    if (of.count > 0) {
-        LambLaunch l = lamb_launch(of, h, ctx);
-        lamb_start_moments_of(a, &l, (LambSumSq*)sum_sq, ctx);
-    }
-    scope_close(&scope);
-}
-
-// The second half of the update of the same shard, after lamb_moments(). sum_sq: summed over the ranks.
-static inline void lamb_apply(AdamWState a, const double* sum_sq, LambSpans of, OptimizerSettings h, Context* ctx) {
-    lamb_check_state(a, of.elements);
-    if (!of.count) return;
-    Scope scope = scope_open(ctx, "lamb_apply", LAMB_APPLY_FLOPS(of.elements),
-                             LAMB_APPLY_BYTES(of.elements, a.master != NULL), "n=%zu", of.elements);
-    LambLaunch l = lamb_launch(of, h, ctx);
-    lamb_ratios_kernel<<<blocks_for((size_t)of.count, ADAMW_THREADS), ADAMW_THREADS, 0, ctx->stream>>>(
-        l.ratio, (const LambSumSq*)sum_sq, of.spans, of.count);
-    cudaCheck(cudaGetLastError());
-    lamb_start_apply_of(a, &l, ctx);
-    scope_close(&scope);
-}
-
-#endif
 #endif

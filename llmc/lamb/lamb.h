@@ -119,7 +119,191 @@ HOST_DEVICE static inline real lamb_ratio(float trust, double sum_sq_p, double s
 #ifdef __CUDACC__
 #include "llmc/lamb/kernels.cuh"
 #else
-#include "llmc/lamb/cpu.h"
+// ---------------------------------------------------------------------------------------------------------
+// CPU: threads share blocks of LAMB_BLOCK elements
+
+#define LAMB_TILE 256
+#define LAMB_LANES 16
+
+// A task's elements of the flat buffers, and their sums of squares.
+typedef struct {
+    size_t begin, count;
+    int span;
+    double sum_sq_p, sum_sq_u;
+} LambBlock;
+
+static inline double lamb_sum_sq(const real* x, size_t n) {
+    double lane[LAMB_LANES] = {0}, sum = 0;
+    size_t i = 0;
+    for (; i + LAMB_LANES <= n; i += LAMB_LANES) {
+#pragma omp simd
+        for (size_t k = 0; k < LAMB_LANES; k++) lane[k] += (double)x[i + k] * (double)x[i + k];
+    }
+    for (size_t k = 0; i < n; i++, k++) lane[k] += (double)x[i] * (double)x[i];
+    for (size_t k = 0; k < LAMB_LANES; k++) sum += lane[k];
+    return sum;
+}
+
+static inline void lamb_moments_block(LambBlock* b, AdamWState a, real decay, const AdamWCoefficients* coefficients) {
+    AdamWStep k = *a.step;
+    AdamWCoefficients c = *coefficients;
+    b->sum_sq_p = b->sum_sq_u = 0;
+    for (size_t start = b->begin; start < b->begin + b->count; start += LAMB_TILE) {
+        real u[LAMB_TILE];
+        size_t n = min_size(LAMB_TILE, b->begin + b->count - start);
+        const real *p = a.params + start, *grads = a.grads + start;
+        real *m = a.m + start, *v = a.v + start;
+#pragma omp simd
+        for (size_t i = 0; i < n; i++) {
+            real g = k.gradient * grads[i];
+            m[i] = c.beta1 * m[i] + c.beta1_rest * g;
+            v[i] = c.beta2 * v[i] + c.beta2_rest * (g * g);
+            u[i] = lamb_direction(p[i], m[i], v[i], decay, &k, &c);
+        }
+        b->sum_sq_p += lamb_sum_sq(p, n);
+        b->sum_sq_u += lamb_sum_sq(u, n);
+    }
+}
+
+static inline void lamb_apply_block(const LambBlock* b, AdamWState a, real decay, real length,
+                                    const AdamWCoefficients* coefficients) {
+    AdamWStep k = *a.step;
+    AdamWCoefficients c = *coefficients;
+    real* p = a.params + b->begin;
+    const real *m = a.m + b->begin, *v = a.v + b->begin;
+#pragma omp simd
+    for (size_t i = 0; i < b->count; i++) p[i] -= length * lamb_direction(p[i], m[i], v[i], decay, &k, &c);
+}
+
+// Divide the spans into blocks. Returns shared scratch: the blocks [blocks], followed by [2 * count] sums of squares.
+static inline LambBlock* lamb_cut(LambSpans l, Context* ctx) {
+    const ParamSpan* spans = l.spans;
+    LambBlock* block =
+        (LambBlock*)device_scratch(ctx, (size_t)l.blocks * sizeof *block + 2 * (size_t)l.count * sizeof(double));
+    for (int s = 0; s < l.count; s++) {
+        CHECK(spans[s].offset + spans[s].size <= l.elements);
+        for (int b = 0; b < lamb_blocks(spans[s].size); b++) {
+            LambBlock* to = &block[spans[s].blocks + b];
+            size_t start = (size_t)b * LAMB_BLOCK;
+            to->begin = spans[s].offset + start;
+            to->count = min_size(LAMB_BLOCK, spans[s].size - start);
+            to->span = s;
+        }
+    }
+    return block;
+}
+
+// Update the moments, and write the sums of squares of p and u over span s to sums[2 * s] and sums[2 * s + 1].
+static inline void lamb_run_moments(double* sums, LambBlock* block, AdamWState a, LambSpans l, OptimizerSettings h) {
+    const ParamSpan* spans = l.spans;
+    AdamWCoefficients c = adamw_coefficients(h);
+#pragma omp parallel for schedule(static)
+    for (int b = 0; b < l.blocks; b++)
+        lamb_moments_block(&block[b], a, (real)(h.weight_decay * spans[block[b].span].decay), &c);
+    for (int s = 0; s < l.count; s++) {
+        sums[2 * s] = sums[2 * s + 1] = 0;
+        for (int b = 0; b < lamb_blocks(spans[s].size); b++) {
+            sums[2 * s] += block[spans[s].blocks + b].sum_sq_p;
+            sums[2 * s + 1] += block[spans[s].blocks + b].sum_sq_u;
+        }
+    }
+}
+
+static inline void lamb_run_apply(const double* sums, const LambBlock* block, AdamWState a, LambSpans l,
+                                  OptimizerSettings h) {
+    const ParamSpan* spans = l.spans;
+    AdamWCoefficients c = adamw_coefficients(h);
+#pragma omp parallel for schedule(static)
+    for (int b = 0; b < l.blocks; b++) {
+        int s = block[b].span;
+        real ratio = lamb_ratio(spans[s].trust, sums[2 * s], sums[2 * s + 1]);
+        lamb_apply_block(&block[b], a, (real)(h.weight_decay * spans[s].decay), (real)(h.lr * ratio), &c);
+    }
+}
+
 #endif
+
+// ---------------------------------------------------------------------------------------------------------
+// Launchers
+
+static inline void lamb_check_state(AdamWState a, size_t elements) {
+#ifdef __CUDACC__
+    CHECK(elements % ADAMW_VECTOR == 0 && a.first % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
+#else
+    (void)elements;
+    CHECK(!a.master);
+#endif
+}
+
+static inline void lamb_update(AdamWState a, LambSpans of, OptimizerSettings h, Context* ctx) {
+    lamb_check_state(a, of.elements);
+    CHECK(of.count > 0);
+    Scope scope = scope_open(ctx, "lamb_update", LAMB_UPDATE_FLOPS(of.elements),
+                             LAMB_UPDATE_BYTES(of.elements, a.master != NULL), "n=%zu", of.elements);
+#ifdef __CUDACC__
+    LambLaunch l = lamb_launch(of, h, ctx);
+    lamb_run_moments(a, &l, NULL, ctx);
+    lamb_run_apply(a, &l, ctx);
+#else
+    if (a.step->is_taken) {
+        LambBlock* block = lamb_cut(of, ctx);
+        double* sums = (double*)(block + of.blocks);
+        lamb_run_moments(sums, block, a, of, h);
+        lamb_run_apply(sums, block, a, of, h);
+    }
+#endif
+    scope_close(&scope);
+}
+
+// The first half of the update of a shard. sum_sq: [2 * tensors] in device memory.
+static inline void lamb_moments(double* sum_sq, int tensors, AdamWState a, LambSpans of, OptimizerSettings h,
+                                Context* ctx) {
+    lamb_check_state(a, of.elements);
+    Scope scope = scope_open(ctx, "lamb_moments", LAMB_MOMENTS_FLOPS(of.elements),
+                             LAMB_MOMENTS_BYTES(of.elements, a.master != NULL), "n=%zu", of.elements);
+#ifdef __CUDACC__
+    static_assert(sizeof(LambSumSq) == 2 * sizeof(double), "two sums for each tensor");
+    cudaCheck(cudaMemsetAsync(sum_sq, 0, (size_t)tensors * sizeof(LambSumSq), ctx->stream));
+    if (of.count > 0) {
+        LambLaunch l = lamb_launch(of, h, ctx);
+        lamb_run_moments(a, &l, (LambSumSq*)sum_sq, ctx);
+    }
+#else
+    memset(sum_sq, 0, 2 * (size_t)tensors * sizeof *sum_sq);
+    if (of.count > 0 && a.step->is_taken) {
+        LambBlock* block = lamb_cut(of, ctx);
+        double* sums = (double*)(block + of.blocks);
+        lamb_run_moments(sums, block, a, of, h);
+        for (int s = 0; s < of.count; s++) {
+            CHECK(of.spans[s].tensor < tensors);
+            memcpy(sum_sq + 2 * of.spans[s].tensor, sums + 2 * s, 2 * sizeof *sums);
+        }
+    }
+#endif
+    scope_close(&scope);
+}
+
+// The second half of the update of the same shard, after lamb_moments(). sum_sq: summed over the ranks.
+static inline void lamb_apply(AdamWState a, const double* sum_sq, LambSpans of, OptimizerSettings h, Context* ctx) {
+    lamb_check_state(a, of.elements);
+    if (!of.count) return;
+    Scope scope = scope_open(ctx, "lamb_apply", LAMB_APPLY_FLOPS(of.elements),
+                             LAMB_APPLY_BYTES(of.elements, a.master != NULL), "n=%zu", of.elements);
+#ifdef __CUDACC__
+    LambLaunch l = lamb_launch(of, h, ctx);
+    lamb_ratios_kernel<<<blocks_for((size_t)of.count, ADAMW_THREADS), ADAMW_THREADS, 0, ctx->stream>>>(
+        l.ratio, (const LambSumSq*)sum_sq, of.spans, of.count);
+    cudaCheck(cudaGetLastError());
+    lamb_run_apply(a, &l, ctx);
+#else
+    if (a.step->is_taken) {
+        LambBlock* block = lamb_cut(of, ctx);
+        double* sums = (double*)(block + of.blocks);
+        for (int s = 0; s < of.count; s++) memcpy(sums + 2 * s, sum_sq + 2 * of.spans[s].tensor, 2 * sizeof *sums);
+        lamb_run_apply(sums, block, a, of, h);
+    }
+#endif
+    scope_close(&scope);
+}
 
 #endif

@@ -7,10 +7,20 @@
 #define LLMC_MUON_KERNELS_CUH
 
 #include "llmc/device/cublaslt.cuh"
-#include "llmc/muon/muon.h"
-#include "llmc/muon/symmetric_hopper.cuh"
 
-#ifdef __CUDACC__
+// d[i] [s, s] = alpha x[i] x[i]^T + beta d0[i] for `count` matrices: symmetric_hopper.cuh.
+typedef struct {
+    floatX* d;
+    const floatX *x, *d0;
+    int s, k, count, is_tall;
+    float alpha, beta;
+} SymmetricProduct;
+
+#ifdef NO_HOPPER
+static inline int muon_symmetric(SymmetricProduct z, Context* ctx) { return (void)z, (void)ctx, 0; }
+#else
+#include "llmc/muon/symmetric_hopper.cuh"
+#endif
 
 enum { MUON_THREADS = 256, MUON_BLOCK = 16384, MUON_COLUMNS = 32, MUON_ROWS = 8 };
 
@@ -252,16 +262,6 @@ __global__ void __launch_bounds__(MUON_THREADS)
     }
 }
 
-template <int STORAGE>
-static inline void muon_launch_apply(AdamWState a, const floatX* o, const real* scales, MuonChunk z,
-                                     OptimizerSettings h, Context* ctx) {
-    MuonRates rates = {.lr = (real)(h.lr * muon_scale(z.rows, z.cols))};
-    rates.decay_rate = (real)(h.lr * h.weight_decay), rates.cautious = h.cautious, rates.rounding = h.rounding;
-    if (h.muon.is_normuon)
-        muon_apply_kernel<STORAGE, true><<<muon_blocks(z), MUON_THREADS, 0, ctx->stream>>>(a, o, scales, z, rates);
-    else muon_apply_kernel<STORAGE, false><<<muon_blocks(z), MUON_THREADS, 0, ctx->stream>>>(a, o, scales, z, rates);
-}
-
 static inline void muon_apply(AdamWState a, const floatX* o, const MuonSpace* space, MuonChunk z, OptimizerSettings h,
                               Context* ctx) {
     CHECK(a.first % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
@@ -280,12 +280,15 @@ static inline void muon_apply(AdamWState a, const floatX* o, const MuonSpace* sp
         muon_normuon_kernel<<<count, MUON_THREADS, 0, ctx->stream>>>(space->r, a, z, (real)NORMUON_BETA2,
                                                                      (real)(1 - NORMUON_BETA2));
     }
-    if constexpr (!ADAMW_NARROW) muon_launch_apply<ADAMW_EXACT>(a, o, space->r, z, h, ctx);
-    else if (a.master) muon_launch_apply<ADAMW_MASTER>(a, o, space->r, z, h, ctx);
-    else muon_launch_apply<ADAMW_ROUNDED>(a, o, space->r, z, h, ctx);
+    auto kernel = muon_apply_kernel<ADAMW_NO_MASTER, false>;
+    if (h.muon.is_normuon) kernel = muon_apply_kernel<ADAMW_NO_MASTER, true>;
+    if (a.master && h.muon.is_normuon) kernel = muon_apply_kernel<ADAMW_WITH_MASTER, true>;
+    else if (a.master) kernel = muon_apply_kernel<ADAMW_WITH_MASTER, false>;
+    MuonRates rates = {.lr = (real)(h.lr * muon_scale(z.rows, z.cols))};
+    rates.decay_rate = (real)(h.lr * h.weight_decay), rates.cautious = h.cautious, rates.rounding = h.rounding;
+    kernel<<<muon_blocks(z), MUON_THREADS, 0, ctx->stream>>>(a, o, space->r, z, rates);
     cudaCheck(cudaGetLastError());
     scope_close(&scope);
 }
 
-#endif
 #endif

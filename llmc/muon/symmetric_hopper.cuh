@@ -15,14 +15,7 @@
 #include "llmc/hopper/tma.cuh"
 #include "llmc/hopper/wgmma.cuh"
 
-typedef struct {
-    floatX* d;
-    const floatX *x, *d0;
-    int s, k, count, is_tall;
-    float alpha, beta;
-} SymmetricProduct;
-
-#if defined(__CUDACC__) && (defined(PRECISION_BF16) || defined(PRECISION_FP16))
+#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
 
 enum {
     SYMMETRIC_M = 128,
@@ -260,7 +253,6 @@ template <Major X, bool ADDS> static inline void muon_symmetric_start(SymmetricP
 }
 #endif
 
-#ifdef __CUDACC__
 // Run the matmul if this GPU and shape are supported. Returns whether it did.
 static inline int muon_symmetric(SymmetricProduct z, Context* ctx) {
 #if defined(PRECISION_BF16) || defined(PRECISION_FP16)
@@ -275,6 +267,5 @@ static inline int muon_symmetric(SymmetricProduct z, Context* ctx) {
     return 0;
 #endif
 }
-#endif
 
 #endif

@@ -135,31 +135,10 @@ __global__ void __launch_bounds__(ADAMW_THREADS, STORAGE == ADAMW_ROUNDED ? 4 : 
 template <int STORAGE>
 static inline void adamw_launch(AdamWState a, size_t elements, const ParamSpan* spans, int count, OptimizerSettings h,
                                 Context* ctx) {
-    unsigned blocks = blocks_for(elements, ADAMW_THREADS * ADAMW_VECTOR);
-    AdamWCoefficients c = adamw_coefficients(h);
-    real decay_rate = (real)(h.lr * h.weight_decay);
-    if (a.updated)
-        adamw_update_kernel<STORAGE, true>
-            <<<blocks, ADAMW_THREADS, 0, ctx->stream>>>(a, elements, spans, count, c, decay_rate, h.rounding);
-    else
-        adamw_update_kernel<STORAGE, false>
-            <<<blocks, ADAMW_THREADS, 0, ctx->stream>>>(a, elements, spans, count, c, decay_rate, h.rounding);
-}
-
-// `spans` are on the device, in ascending order, without overlaps. `elements` is the size of the flat buffers or of the
-// shard. Without spans, nothing is done.
-static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, OptimizerSettings h,
-                                Context* ctx) {
-    CHECK(elements % ADAMW_VECTOR == 0 && a.first % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
-    if (!count) return;
-    size_t n = a.updated ? a.updated : elements;
-    Scope scope =
-        scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(n), ADAMW_UPDATE_BYTES(n, a.master != NULL), "n=%zu", n);
-    if constexpr (!ADAMW_NARROW) adamw_launch<ADAMW_EXACT>(a, elements, spans, count, h, ctx);
-    else if (a.master) adamw_launch<ADAMW_MASTER>(a, elements, spans, count, h, ctx);
-    else adamw_launch<ADAMW_ROUNDED>(a, elements, spans, count, h, ctx);
+    auto kernel = a.updated ? adamw_update_kernel<STORAGE, true> : adamw_update_kernel<STORAGE, false>;
+    kernel<<<blocks_for(elements, ADAMW_THREADS * ADAMW_VECTOR), ADAMW_THREADS, 0, ctx->stream>>>(
+        a, elements, spans, count, adamw_coefficients(h), (real)(h.lr * h.weight_decay), h.rounding);
     cudaCheck(cudaGetLastError());
-    scope_close(&scope);
 }
 
 #else
@@ -188,38 +167,45 @@ static inline void adamw_block(AdamWState a, size_t begin, size_t n, real rate, 
     }
 }
 
-// `spans` are on the device. `elements` is the size of the flat buffers or the shard. Without spans, nothing is done.
+#endif
+
+// `spans` are on the device, in ascending order, without overlaps. `elements` is the size of the flat buffers or of the
+// shard. Without spans, nothing is done.
 static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* spans, int count, OptimizerSettings h,
                                 Context* ctx) {
-    CHECK(!a.master);
+    size_t n = a.updated ? a.updated : elements;
     if (!count) return;
-    size_t blocks = 0;
+    Scope scope =
+        scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(n), ADAMW_UPDATE_BYTES(n, a.master != NULL), "n=%zu", n);
+#ifdef __CUDACC__
+    CHECK(elements % ADAMW_VECTOR == 0 && a.first % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
+    if (a.master) adamw_launch<ADAMW_WITH_MASTER>(a, elements, spans, count, h, ctx);
+    else adamw_launch<ADAMW_NO_MASTER>(a, elements, spans, count, h, ctx);
+#else
+    AdamWCoefficients c = adamw_coefficients(h);
+    size_t blocks = 0, filled = 0;
+    CHECK(!a.master);
     for (int s = 0; s < count; s++) {
         CHECK(spans[s].offset + spans[s].size <= elements);
         blocks += (spans[s].size + ADAMW_BLOCK - 1) / ADAMW_BLOCK;
     }
-    size_t n = a.updated ? a.updated : elements;
-    Scope scope = scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(n), ADAMW_UPDATE_BYTES(n, 0), "n=%zu", n);
-    if (a.step->is_taken) {
-        AdamWCoefficients c = adamw_coefficients(h);
-        // Span sizes differ by five orders of magnitude. Split them into equal blocks to balance the threads.
-        ParamSpan* block = (ParamSpan*)device_scratch(ctx, blocks * sizeof *block);
-        size_t filled = 0;
-        for (int s = 0; s < count; s++)
-            for (size_t start = 0; start < spans[s].size; start += ADAMW_BLOCK) {
-                block[filled].offset = spans[s].offset + start;
-                block[filled].size = min_size(ADAMW_BLOCK, spans[s].size - start);
-                block[filled].rate = spans[s].rate;
-                block[filled++].decay = spans[s].decay;
-            }
-#pragma omp parallel for schedule(static)
-        for (size_t b = 0; b < blocks; b++) {
-            real shrink = (real)(1 - h.lr * block[b].rate * h.weight_decay * block[b].decay);
-            adamw_block(a, block[b].offset, block[b].size, block[b].rate, shrink, &c);
+    // Span sizes differ by five orders of magnitude. Split them into equal blocks to balance the threads.
+    ParamSpan* block = (ParamSpan*)device_scratch(ctx, blocks * sizeof *block);
+    for (int s = 0; s < count; s++)
+        for (size_t start = 0; start < spans[s].size; start += ADAMW_BLOCK) {
+            block[filled].offset = spans[s].offset + start;
+            block[filled].size = min_size(ADAMW_BLOCK, spans[s].size - start);
+            block[filled].rate = spans[s].rate;
+            block[filled++].decay = spans[s].decay;
         }
+#pragma omp parallel for schedule(static)
+    for (size_t b = 0; b < blocks; b++) {
+        if (!a.step->is_taken) continue;
+        real shrink = (real)(1 - h.lr * block[b].rate * h.weight_decay * block[b].decay);
+        adamw_block(a, block[b].offset, block[b].size, block[b].rate, shrink, &c);
     }
+#endif
     scope_close(&scope);
 }
 
-#endif
 #endif

@@ -68,25 +68,22 @@ __global__ void dropout_kernel(floatX* out, const floatX* in, unsigned vectors, 
     store_vector(out + (size_t)i * W, from_floats<floatX, W>(v));
 }
 
-template <int W, Mode MODE>
-static inline void dropout_start(floatX* out, const floatX* in, size_t n, int C, Dropout dropout, Context* ctx) {
-    CHECK(n / W <= UINT32_MAX);
-    unsigned blocks = blocks_for(n / W, DROPOUT_THREADS), vectors = (unsigned)(n / W), width = (unsigned)(C / W);
-    DropoutRows rows = dropout_rows(dropout);
-    if (dropout.threshold)
-        dropout_kernel<W, MODE, 1><<<blocks, DROPOUT_THREADS, 0, ctx->stream>>>(out, in, vectors, width, rows);
-    else dropout_kernel<W, MODE, 0><<<blocks, DROPOUT_THREADS, 0, ctx->stream>>>(out, in, vectors, width, rows);
+template <Mode MODE>
+static inline void dropout_launch(floatX* out, const floatX* in, int N, int C, Dropout dropout, Context* ctx) {
+    constexpr int VECTOR = Vector<floatX>::SIZE;
+    int is_vectors = rows_are_vectors<floatX>(C), masked = dropout.threshold != 0, W = is_vectors ? VECTOR : 1;
+    size_t vectors = (size_t)N * (size_t)C / (size_t)W;
+    auto kernel = masked ? dropout_kernel<1, MODE, 1> : dropout_kernel<1, MODE, 0>;
+    if (is_vectors) kernel = masked ? dropout_kernel<VECTOR, MODE, 1> : dropout_kernel<VECTOR, MODE, 0>;
+    CHECK(vectors <= UINT32_MAX);
+    kernel<<<blocks_for(vectors, DROPOUT_THREADS), DROPOUT_THREADS, 0, ctx->stream>>>(
+        out, in, (unsigned)vectors, (unsigned)(C / W), dropout_rows(dropout));
     cudaCheck(cudaGetLastError());
 }
 
 static inline void dropout_any(floatX* out, const floatX* in, int N, int C, Dropout dropout, Mode mode, Context* ctx) {
-    constexpr int W = Vector<floatX>::SIZE;
-    size_t n = (size_t)N * (size_t)C;
-    int vectors = rows_are_vectors<floatX>(C);
-    if (vectors && mode == SET) dropout_start<W, SET>(out, in, n, C, dropout, ctx);
-    else if (vectors) dropout_start<W, ADD>(out, in, n, C, dropout, ctx);
-    else if (mode == SET) dropout_start<1, SET>(out, in, n, C, dropout, ctx);
-    else dropout_start<1, ADD>(out, in, n, C, dropout, ctx);
+    if (mode == SET) dropout_launch<SET>(out, in, N, C, dropout, ctx);
+    else dropout_launch<ADD>(out, in, N, C, dropout, ctx);
 }
 
 #else

@@ -67,23 +67,6 @@ __global__ void gather_backward_kernel(floatX* dx, const floatX* dy, const int* 
 
 enum { GATHER_THREADS = 256 };
 
-template <int W>
-static inline void gather_forward_start(floatX* y, const floatX* x, const int* index, size_t n, int C, Context* ctx) {
-    CHECK(n / W <= UINT32_MAX);
-    gather_forward_kernel<W><<<blocks_for(n / W, GATHER_THREADS), GATHER_THREADS, 0, ctx->stream>>>(
-        y, x, index, (unsigned)(n / W), (unsigned)(C / W));
-    cudaCheck(cudaGetLastError());
-}
-
-template <int W, Mode MODE>
-static inline void gather_backward_start(floatX* dx, const floatX* dy, const int* index, size_t n, int C,
-                                         Context* ctx) {
-    CHECK(n / W <= UINT32_MAX);
-    gather_backward_kernel<W, MODE><<<blocks_for(n / W, GATHER_THREADS), GATHER_THREADS, 0, ctx->stream>>>(
-        dx, dy, index, (unsigned)(n / W), (unsigned)(C / W));
-    cudaCheck(cudaGetLastError());
-}
-
 #endif
 
 static inline void gather_forward(floatX* y, const floatX* x, const int* index, int M, int C, Context* ctx) {
@@ -92,9 +75,15 @@ static inline void gather_forward(floatX* y, const floatX* x, const int* index, 
         scope_open(ctx, "gather_forward", GATHER_FORWARD_FLOPS(M, C), GATHER_FORWARD_BYTES(M, C), "M=%d C=%d", M, C);
     size_t row = (size_t)C;
 #ifdef __CUDACC__
-    size_t n = (size_t)M * row;
-    if (n && rows_are_vectors<floatX>(C)) gather_forward_start<Vector<floatX>::SIZE>(y, x, index, n, C, ctx);
-    else if (n) gather_forward_start<1>(y, x, index, n, C, ctx);
+    constexpr int VECTOR = Vector<floatX>::SIZE;
+    int vectors = rows_are_vectors<floatX>(C), W = vectors ? VECTOR : 1;
+    size_t n = (size_t)M * row / (size_t)W;
+    auto kernel = vectors ? gather_forward_kernel<VECTOR> : gather_forward_kernel<1>;
+    CHECK(n <= UINT32_MAX);
+    if (n)
+        kernel<<<blocks_for(n, GATHER_THREADS), GATHER_THREADS, 0, ctx->stream>>>(y, x, index, (unsigned)n,
+                                                                                  (unsigned)(C / W));
+    cudaCheck(cudaGetLastError());
 #else
 #pragma omp parallel for schedule(static)
     for (int m = 0; m < M; m++) memcpy(y + (size_t)m * row, x + (size_t)index[m] * row, row * sizeof(floatX));
@@ -109,14 +98,17 @@ static inline void gather_backward(floatX* dx, const floatX* dy, const int* inde
                              GATHER_BACKWARD_BYTES(M, N, C, mode), "M=%d N=%d C=%d", M, N, C);
     size_t row = (size_t)C;
 #ifdef __CUDACC__
-    constexpr int W = Vector<floatX>::SIZE;
-    size_t n = (size_t)M * row;
-    int vectors = rows_are_vectors<floatX>(C);
+    constexpr int VECTOR = Vector<floatX>::SIZE;
+    int vectors = rows_are_vectors<floatX>(C), W = vectors ? VECTOR : 1;
+    size_t n = (size_t)M * row / (size_t)W;
+    auto kernel = vectors ? gather_backward_kernel<VECTOR, ADD> : gather_backward_kernel<1, ADD>;
+    if (mode == SET) kernel = vectors ? gather_backward_kernel<VECTOR, SET> : gather_backward_kernel<1, SET>;
+    CHECK(n <= UINT32_MAX);
     if (mode == SET) cudaCheck(cudaMemsetAsync(dx, 0, (size_t)N * row * sizeof(floatX), ctx->stream));
-    if (n && vectors && mode == SET) gather_backward_start<W, SET>(dx, dy, index, n, C, ctx);
-    if (n && vectors && mode == ADD) gather_backward_start<W, ADD>(dx, dy, index, n, C, ctx);
-    if (n && !vectors && mode == SET) gather_backward_start<1, SET>(dx, dy, index, n, C, ctx);
-    if (n && !vectors && mode == ADD) gather_backward_start<1, ADD>(dx, dy, index, n, C, ctx);
+    if (n)
+        kernel<<<blocks_for(n, GATHER_THREADS), GATHER_THREADS, 0, ctx->stream>>>(dx, dy, index, (unsigned)n,
+                                                                                  (unsigned)(C / W));
+    cudaCheck(cudaGetLastError());
 #else
     for (int m = 0; m < M; m++) CHECK(index[m] >= 0 && index[m] < N);
     if (mode == SET) {

@@ -20,15 +20,25 @@
  * Numerics: matmuls and softmax accumulate in real, the log is in double. The backward pass reads out and lse of the
  * forward pass and recomputes P.
  * Files: materialized.cuh (read it first), flash_forward.cuh and flash_backward.cuh (tensor cores of sm_75 and later),
- * hopper/attention_forward.cuh and, for heads of up to 64 channels, hopper/attention_backward.cuh (sm_90a), cpu.h; use/decode.h has the
- * attention of one new token.
+ * hopper/attention.cuh (sm_90a), cpu.h. use/decode.h has the attention of one new token.
  * Source: Dao et al., "FlashAttention", arXiv 2205.14135, for lse, delta and the recomputation. */
 #ifndef LLMC_OPS_ATTENTION_ATTENTION_H
 #define LLMC_OPS_ATTENTION_ATTENTION_H
 
+#include "llmc/base/rng.h"
 #include "llmc/device/scope.h"
-#include "llmc/ops/attention/shape.h"
 #include "llmc/ops/common/vector_math.h"
+
+typedef struct {
+    int NH, HS;
+    Mask mask;
+    Dropout dropout;  // on the probabilities
+} AttentionShape;
+
+// The number of keys, from the sequence's first, that a query attends to.
+HOST_DEVICE static inline int attention_visible(Mask mask, int query, int length) {
+    return mask == CAUSAL ? query + 1 : length;
+}
 
 // `pairs` counts the (query, key) pairs of one head that the mask allows.
 #define ATTENTION_FORWARD_FLOPS(pairs, NH, HS) (4.0 * (pairs) * (NH) * (HS))
@@ -151,121 +161,112 @@ static inline void attention_backward_ref(real* dqkv, const real* dout, const re
 
 #ifdef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------
-// GPU. Flash attention runs if ctx->attention selects it, tensor cores support floatX, a head consists of whole 16-byte
-// vectors, and the tiles fit in shared memory (on sm_75, with 64 KB: heads of up to 64). Otherwise materialized
-// attention runs. The flash kernels for Hopper are chosen by shape and GPU alone.
+// GPU
 
-#include "llmc/hopper/attention_backward.cuh"
-#include "llmc/hopper/attention_forward.cuh"
+// A program with only one attention mask defines ATTENTION_MASK before its includes. nvcc then compiles the fast
+// kernels for this mask only.
+static constexpr bool attention_compiles(Mask mask) {
+#ifdef ATTENTION_MASK
+    return mask == ATTENTION_MASK;
+#else
+    return mask == CAUSAL || mask == FULL;
+#endif
+}
+
+// What runs for a shape on a GPU: both passes, and an upper bound of their scratch with up to N rows in `fewest` to
+// `most` sequences of up to T rows.
+typedef struct {
+    void (*forward)(floatX* out, real* lse, const floatX* qkv, const Sequences* s, AttentionShape shape, Context* ctx);
+    void (*backward)(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const real* lse,
+                     const Sequences* s, AttentionShape shape, Context* ctx);
+    size_t (*scratch_bytes)(int N, int fewest, int most, int T, AttentionShape shape, const Context* ctx);
+} AttentionKernels;
+
+#include "llmc/ops/attention/materialized.cuh"
+#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
+#define ATTENTION_FLASH
+#ifndef NO_HOPPER
+#include "llmc/hopper/attention.cuh"
+#endif
 #include "llmc/ops/attention/flash_backward.cuh"
 #include "llmc/ops/attention/flash_forward.cuh"
-#include "llmc/ops/attention/materialized.cuh"
-
-#ifdef ATTENTION_FLASH
-static inline int attention_tiles_fit(int HS, const Context* ctx) {
-    return (HS <= 64 ? flash_least_bytes<64>() : flash_least_bytes<128>()) <= ctx->shared_of_block;
-}
 #endif
 
-static inline int attention_is_flash(int HS, const Context* ctx) {
+// Whether flash attention takes this shape: if ctx->attention selects it, tensor cores support floatX, and a head
+// consists of whole 16-byte vectors.
+static inline int attention_is_flash(AttentionShape shape, const Context* ctx) {
+    return sizeof(floatX) == 2 && ctx->attention != MATERIALIZED && shape.HS % 8 == 0 && shape.HS <= 128;
+}
+
+// Its tiles must fit in shared memory too: on sm_75, with 64 KB, those of heads of up to 64. Else attention is
+// materialized.
+static inline AttentionKernels attention_choose(AttentionShape shape, const Context* ctx) {
+    AttentionKernels k = {materialized_forward, materialized_backward, materialized_scratch_bound};
 #ifdef ATTENTION_FLASH
-    return ctx->attention != MATERIALIZED && HS % 8 == 0 && HS <= 128 && attention_tiles_fit(HS, ctx);
+    if (!attention_is_flash(shape, ctx) || !flash_fits(shape.HS, ctx)) return k;
+    k.forward = flash_forward, k.backward = flash_backward, k.scratch_bytes = flash_scratch_bound;
+#ifndef NO_HOPPER
+    hopper_choose(&k, shape, ctx);
+#endif
+#endif
+    return k;
+}
+
 #else
-    return (void)HS, (void)ctx, 0;
+#include "llmc/ops/attention/cpu.h"
 #endif
-}
-
-// Warn once if attention is materialized because this GPU has too little shared memory.
-static inline void attention_tell_materialized(int HS, Context* ctx) {
-#ifdef ATTENTION_FLASH
-    if (ctx->attention == MATERIALIZED || HS % 8 || HS > 128 || attention_tiles_fit(HS, ctx) || ctx->attention_told)
-        return;
-    warn("attention of heads of %d channels is materialized, because flash attention needs more shared memory than the "
-         "%zu KB that a block has on this GPU",
-         HS, ctx->shared_of_block >> 10);
-    ctx->attention_told = 1;
-#else
-    (void)HS, (void)ctx;
-#endif
-}
 
 // Upper bound of the scratch of a launch with up to N rows in `fewest` to `most` sequences of up to T rows.
 static inline size_t attention_scratch_bytes(int N, int fewest, int most, int T, AttentionShape shape,
                                              const Context* ctx) {
-#ifdef ATTENTION_FLASH
-    if (attention_is_flash(shape.HS, ctx)) {
-        int is_hopper = HOPPER_BUILD && ctx->capability == 90;
-        size_t hopper = is_hopper ? hopper_scratch_most(N, fewest, most, T, shape.NH, ctx->multiprocessors) : 0;
-        size_t bits = shape.dropout.threshold ? draw_bytes(N, most, T, shape.NH) : 0;
-        return bits + max_size(hopper, flash_row_stats_bytes(N, shape.NH));
-    }
-#endif
-    return (void)N, (void)fewest, (void)most, (void)ctx, 2 * materialized_scratch_bytes(T, shape.NH);
-}
-
-static inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
-                                     AttentionShape shape, Context* ctx) {
-    if (s->rows == 0) return;
-    Scope scope = attention_scope(ctx, FORWARD, s, shape);
-    attention_tell_materialized(shape.HS, ctx);
-    if (!attention_is_flash(shape.HS, ctx)) materialized_forward(out, lse, qkv, s, shape, ctx);
-#ifdef ATTENTION_FLASH
-    else if (hopper_supports(FORWARD, shape, ctx) && shape.HS <= 64) hopper_forward<64>(out, lse, qkv, s, shape, ctx);
-    else if (hopper_supports(FORWARD, shape, ctx)) hopper_forward<128>(out, lse, qkv, s, shape, ctx);
-    else if (shape.HS <= 64) flash_forward<64>(out, lse, qkv, s, shape, ctx);
-    else flash_forward<128>(out, lse, qkv, s, shape, ctx);
-#endif
-    scope_close(&scope);
-}
-
-static inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
-                                      const real* lse, const Sequences* s, AttentionShape shape, Context* ctx) {
-    if (s->rows == 0) return;
-    Scope scope = attention_scope(ctx, BACKWARD, s, shape);
-    if (!attention_is_flash(shape.HS, ctx)) materialized_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
-#ifdef ATTENTION_FLASH
-    else if (hopper_supports(BACKWARD, shape, ctx)) hopper_backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
-    else if (shape.HS <= 64) flash_backward<64>(dqkv, dout, qkv, out, lse, s, shape, ctx);
-    else flash_backward<128>(dqkv, dout, qkv, out, lse, s, shape, ctx);
-#endif
-    scope_close(&scope);
-}
-
+#ifdef __CUDACC__
+    return attention_choose(shape, ctx).scratch_bytes(N, fewest, most, T, shape, ctx);
 #else
-// ---------------------------------------------------------------------------------------------------------
-// CPU
-
-#include "llmc/ops/attention/cpu.h"
-
-static inline size_t attention_scratch_bytes(int N, int fewest, int most, int T, AttentionShape shape,
-                                             const Context* ctx) {
     return (void)N, (void)fewest, (void)most, (void)ctx,
            (size_t)device_threads() * attention_thread_bytes(T, shape.HS, BACKWARD);
+#endif
 }
+
+// ---------------------------------------------------------------------------------------------------------
+// Launchers
 
 static inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
                                      AttentionShape shape, Context* ctx) {
-    int NH = shape.NH, HS = shape.HS;
-    size_t each = attention_thread_bytes(s->max_length, HS, FORWARD);
+    if (s->rows == 0) return;
     Scope scope = attention_scope(ctx, FORWARD, s, shape);
+#ifdef __CUDACC__
+    AttentionKernels kernels = attention_choose(shape, ctx);
+    if (kernels.forward == materialized_forward && attention_is_flash(shape, ctx) && !ctx->attention_told) {
+        warn("attention of heads of %d channels is materialized, because flash attention needs more shared memory than "
+             "the %zu KB that a block has on this GPU",
+             shape.HS, ctx->shared_of_block >> 10);
+        ctx->attention_told = 1;
+    }
+    kernels.forward(out, lse, qkv, s, shape, ctx);
+#else
+    size_t each = attention_thread_bytes(s->max_length, shape.HS, FORWARD);
     char* scratch = (char*)device_scratch(ctx, (size_t)device_threads() * each);
 #pragma omp parallel for schedule(dynamic)
-    for (int item = 0; item < s->count * NH; item++)
+    for (int item = 0; item < s->count * shape.NH; item++)
         attention_forward_item(out, lse, qkv, attention_item(s, item, shape, scratch, each));
+#endif
     scope_close(&scope);
 }
 
 static inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
                                       const real* lse, const Sequences* s, AttentionShape shape, Context* ctx) {
-    int NH = shape.NH, HS = shape.HS;
-    size_t each = attention_thread_bytes(s->max_length, HS, BACKWARD);
+    if (s->rows == 0) return;
     Scope scope = attention_scope(ctx, BACKWARD, s, shape);
+#ifdef __CUDACC__
+    attention_choose(shape, ctx).backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
+#else
+    size_t each = attention_thread_bytes(s->max_length, shape.HS, BACKWARD);
     char* scratch = (char*)device_scratch(ctx, (size_t)device_threads() * each);
 #pragma omp parallel for schedule(dynamic)
-    for (int item = 0; item < s->count * NH; item++)
+    for (int item = 0; item < s->count * shape.NH; item++)
         attention_backward_item(dqkv, dout, qkv, out, lse, attention_item(s, item, shape, scratch, each));
+#endif
     scope_close(&scope);
 }
-#endif
 
 #endif

@@ -5,10 +5,7 @@
 #ifndef LLMC_OPS_ATTENTION_CPU_H
 #define LLMC_OPS_ATTENTION_CPU_H
 
-#include "llmc/ops/attention/shape.h"
 #include "llmc/ops/common/vector_math.h"
-
-#ifndef __CUDACC__
 
 // The right operand of a matmul, [K, columns], is stored as panels of ATTENTION_PANEL columns:
 // [columns / panel][K][panel]. A tile of the result is ATTENTION_ROWS rows of one panel. It stays in registers: 12 of
@@ -327,5 +324,4 @@ static inline AttentionItem attention_item(const Sequences* s, int index, Attent
     return item;
 }
 
-#endif
 #endif

@@ -10,8 +10,6 @@
 
 #include "llmc/ops/attention/flash_tiles.cuh"
 
-#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
-
 // Writes dQ and row_stats [NH, N]. Grid: (tiles of queries of the longest sequence, heads, sequences), as in the
 // forward pass.
 template <int D, Mask mask, bool dropped>
@@ -226,43 +224,38 @@ template <int D> constexpr size_t flash_query_bytes(void) {
     return flash_tile_bytes<D>(2 * FLASH_WARPS * 16 * FlashTiles<D>::QUERY_ROWS + 4 * FLASH_TILE);
 }
 
-// The minimum shared memory for flash attention: that of the backward pass, which needs more than the forward pass.
-template <int D> constexpr size_t flash_least_bytes(void) {
-    return flash_query_bytes<D>() > flash_key_bytes<D, 1>() ? flash_query_bytes<D>() : flash_key_bytes<D, 1>();
+// Whether the tiles fit in shared memory. The backward pass needs more of it than the forward pass.
+static inline int flash_fits(int HS, const Context* ctx) {
+    size_t query = HS <= 64 ? flash_query_bytes<64>() : flash_query_bytes<128>();
+    size_t key = HS <= 64 ? flash_key_bytes<64, 1>() : flash_key_bytes<128, 1>();
+    return max_size(query, key) <= ctx->shared_of_block;
 }
 
-template <int D, Mask mask, int M, bool dropped>
-static void flash_backward_keys(floatX* dqkv, const floatX* dout, const floatX* qkv, const FlashRowStats* rows,
-                                const Sequences* s, FlashParams z, Context* ctx) {
-    flash_launch(attention_backward_key_kernel<D, mask, M, dropped>, s, z.NH, FLASH_WARPS * 16 * M,
-                 flash_key_bytes<D, M>(), ctx, dqkv, dout, qkv, rows, z);
+static inline size_t flash_scratch_bound(int N, int fewest, int most, int T, AttentionShape shape, const Context* ctx) {
+    return (void)fewest, (void)ctx, flash_bits_bytes(N, most, T, shape) + flash_row_stats_bytes(N, shape.NH);
 }
 
-template <int D, Mask mask, bool dropped>
-static void flash_backward_of(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const real* lse,
-                              const Sequences* s, AttentionShape shape, Context* ctx) {
-    constexpr int QUERIES = FLASH_WARPS * 16 * FlashTiles<D>::QUERY_ROWS;
-    constexpr int M = dropped ? FlashTiles<D>::KEY_ROWS_DROPPED : FlashTiles<D>::KEY_ROWS;
-    size_t bits_bytes = flash_bits_bytes(s, shape);
+static inline void flash_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
+                                  const real* lse, const Sequences* s, AttentionShape shape, Context* ctx) {
+    size_t bits_bytes = flash_bits_bytes(s->rows, s->count, s->max_length, shape);
     uint32_t* bits = (uint32_t*)device_scratch(ctx, bits_bytes + flash_row_stats_bytes(s->rows, shape.NH));
     FlashRowStats* rows = (FlashRowStats*)((char*)bits + bits_bytes);
     FlashParams z = flash_params(s, shape, bits);
-    if (dropped) draw_by_query(bits, s, shape, ctx);
-    flash_launch(attention_backward_query_kernel<D, mask, dropped>, s, z.NH, QUERIES, flash_query_bytes<D>(), ctx, dqkv,
-                 rows, dout, qkv, out, lse, z);
-    if (dropped) draw_by_key(bits, s, shape, ctx);
-    if (flash_key_bytes<D, M>() <= ctx->shared_of_block)
-        flash_backward_keys<D, mask, M, dropped>(dqkv, dout, qkv, rows, s, z, ctx);
-    else flash_backward_keys<D, mask, 1, dropped>(dqkv, dout, qkv, rows, s, z, ctx);
-}
-
-template <int D>
-static void flash_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const real* lse,
-                           const Sequences* s, AttentionShape shape, Context* ctx) {
     flash_dispatch(shape, [&](auto v) {
-        flash_backward_of<D, decltype(v)::MASK, decltype(v)::DROPPED>(dqkv, dout, qkv, out, lse, s, shape, ctx);
+        typedef decltype(v) V;
+        constexpr int D = V::D, QUERIES = FLASH_WARPS * 16 * FlashTiles<D>::QUERY_ROWS;
+        constexpr int M = V::DROPPED ? FlashTiles<D>::KEY_ROWS_DROPPED : FlashTiles<D>::KEY_ROWS;
+        if (V::DROPPED) draw_by_query(bits, s, shape, ctx);
+        flash_launch(attention_backward_query_kernel<D, V::MASK, V::DROPPED>, s, z.NH, QUERIES, flash_query_bytes<D>(),
+                     ctx, dqkv, rows, dout, qkv, out, lse, z);
+        if (V::DROPPED) draw_by_key(bits, s, shape, ctx);
+        if (flash_key_bytes<D, M>() <= ctx->shared_of_block)
+            flash_launch(attention_backward_key_kernel<D, V::MASK, M, V::DROPPED>, s, z.NH, FLASH_WARPS * 16 * M,
+                         flash_key_bytes<D, M>(), ctx, dqkv, dout, qkv, (const FlashRowStats*)rows, z);
+        else
+            flash_launch(attention_backward_key_kernel<D, V::MASK, 1, V::DROPPED>, s, z.NH, FLASH_WARPS * 16,
+                         flash_key_bytes<D, 1>(), ctx, dqkv, dout, qkv, (const FlashRowStats*)rows, z);
     });
 }
 
-#endif
 #endif

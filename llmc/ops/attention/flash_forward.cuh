@@ -7,8 +7,6 @@
 
 #include "llmc/ops/attention/flash_tiles.cuh"
 
-#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
-
 // Process one tile of scores s, of which this lane has COLUMNS columns of two rows. s becomes exp(s - row_max), and the
 // output o so far is rescaled. Every query sees key 0, so row_max is above -infinity after the first tile.
 template <int COLUMNS, int CHANNELS>
@@ -119,23 +117,16 @@ __global__ void __launch_bounds__(FLASH_THREADS, FlashTiles<D>::FORWARD_BLOCKS)
     flash_store<D, M>(out + (size_t)(start + q0) * C + (size_t)head * z.HS, C, T - q0, z.HS, o, q_tile, warp_row);
 }
 
-template <int D, Mask mask, bool dropped>
-static void flash_forward_of(floatX* out, real* lse, const floatX* qkv, const Sequences* s, AttentionShape shape,
-                             Context* ctx) {
-    constexpr int QUERIES = FLASH_WARPS * 16 * FlashTiles<D>::FORWARD_ROWS;
-    uint32_t* bits = dropped ? (uint32_t*)device_scratch(ctx, flash_bits_bytes(s, shape)) : NULL;
-    if (dropped) draw_by_query(bits, s, shape, ctx);
-    flash_launch(attention_forward_flash_kernel<D, mask, dropped>, s, shape.NH, QUERIES,
-                 flash_tile_bytes<D>(QUERIES + 4 * FLASH_TILE), ctx, out, lse, qkv, flash_params(s, shape, bits));
-}
-
-template <int D>
-static void flash_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s, AttentionShape shape,
-                          Context* ctx) {
+static inline void flash_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s, AttentionShape shape,
+                                 Context* ctx) {
+    const uint32_t* bits = flash_draw_by_query(s, shape, ctx);
     flash_dispatch(shape, [&](auto v) {
-        flash_forward_of<D, decltype(v)::MASK, decltype(v)::DROPPED>(out, lse, qkv, s, shape, ctx);
+        typedef decltype(v) V;
+        constexpr int QUERIES = FLASH_WARPS * 16 * FlashTiles<V::D>::FORWARD_ROWS;
+        flash_launch(attention_forward_flash_kernel<V::D, V::MASK, V::DROPPED>, s, shape.NH, QUERIES,
+                     flash_tile_bytes<V::D>(QUERIES + 4 * FLASH_TILE), ctx, out, lse, qkv,
+                     flash_params(s, shape, bits));
     });
 }
 
-#endif
 #endif

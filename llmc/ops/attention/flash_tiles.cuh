@@ -14,9 +14,6 @@
 #include "llmc/ops/attention/dropout.cuh"
 #include "llmc/ops/attention/online_softmax.cuh"
 
-#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
-#define ATTENTION_FLASH
-
 enum {
     FLASH_WARPS = 4,
     FLASH_THREADS = FLASH_WARPS * WARP,
@@ -220,8 +217,16 @@ __device__ inline bool flash_is_kept(const uint32_t (&keep)[2], int n, int i) {
 // Launches
 
 // Scratch: dropout's bits; in the backward pass also row statistics.
-static inline size_t flash_bits_bytes(const Sequences* s, AttentionShape shape) {
-    return shape.dropout.threshold ? draw_bytes(s->rows, s->count, s->max_length, shape.NH) : 0;
+static inline size_t flash_bits_bytes(int N, int count, int longest, AttentionShape shape) {
+    return shape.dropout.threshold ? draw_bytes(N, count, longest, shape.NH) : 0;
+}
+
+// The bits for the forward pass; NULL without dropout.
+static inline const uint32_t* flash_draw_by_query(const Sequences* s, AttentionShape shape, Context* ctx) {
+    if (!shape.dropout.threshold) return NULL;
+    uint32_t* bits = (uint32_t*)device_scratch(ctx, flash_bits_bytes(s->rows, s->count, s->max_length, shape));
+    draw_by_query(bits, s, shape, ctx);
+    return bits;
 }
 
 static inline size_t flash_row_stats_bytes(int N, int NH) { return (size_t)NH * (size_t)N * sizeof(FlashRowStats); }
@@ -254,24 +259,25 @@ static void flash_launch(void (*kernel)(Arguments...), const Sequences* s, int N
     cudaCheck(cudaGetLastError());
 }
 
-// Call `launch` with the template arguments for the shape.
-template <Mask mask, bool dropped> struct FlashVariant {
+// The template arguments of kernels, as a type.
+template <int CHANNELS, Mask mask, bool dropped> struct FlashVariant {
+    static constexpr int D = CHANNELS;
     static constexpr Mask MASK = mask;
     static constexpr bool DROPPED = dropped;
 };
 
-template <Mask MASK, typename Launch> static void flash_dispatch_mask(AttentionShape shape, Launch launch) {
-    if (shape.mask != MASK) return;
-    if constexpr (attention_compiles(MASK)) {
-        if (shape.dropout.threshold > 0) launch(FlashVariant<MASK, true>());
-        else launch(FlashVariant<MASK, false>());
-    } else die(FAILED, "attention: this program was compiled for the other mask");
+template <int D, Mask MASK, typename Launch> static void flash_dispatch_dropout(AttentionShape shape, Launch launch) {
+    if constexpr (!attention_compiles(MASK)) die(FAILED, "attention: this program was compiled for the other mask");
+    else if (shape.dropout.threshold > 0) launch(FlashVariant<D, MASK, true>());
+    else launch(FlashVariant<D, MASK, false>());
 }
 
+// Call `launch` with the variant for the shape.
 template <typename Launch> static void flash_dispatch(AttentionShape shape, Launch launch) {
-    flash_dispatch_mask<CAUSAL>(shape, launch);
-    flash_dispatch_mask<FULL>(shape, launch);
+    if (shape.HS <= 64 && shape.mask == CAUSAL) flash_dispatch_dropout<64, CAUSAL>(shape, launch);
+    else if (shape.HS <= 64) flash_dispatch_dropout<64, FULL>(shape, launch);
+    else if (shape.mask == CAUSAL) flash_dispatch_dropout<128, CAUSAL>(shape, launch);
+    else flash_dispatch_dropout<128, FULL>(shape, launch);
 }
 
-#endif
 #endif

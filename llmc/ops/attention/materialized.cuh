@@ -22,10 +22,7 @@
 #define LLMC_OPS_ATTENTION_MATERIALIZED_CUH
 
 #include "llmc/device/cublaslt.cuh"
-#include "llmc/ops/attention/shape.h"
 #include "llmc/ops/common/vector_math.h"
-
-#ifdef __CUDACC__
 
 enum { MATERIALIZED_WARPS = 8, MATERIALIZED_THREADS = MATERIALIZED_WARPS * WARP };
 
@@ -45,6 +42,11 @@ static inline int materialized_width(int T) { return (int)round_up((size_t)T, 8)
 // Scratch of the forward pass; the backward pass takes twice as much.
 static inline size_t materialized_scratch_bytes(int T, int NH) {
     return round_up((size_t)NH * (size_t)T * (size_t)materialized_width(T) * sizeof(float), 256);
+}
+
+static inline size_t materialized_scratch_bound(int N, int fewest, int most, int T, AttentionShape shape,
+                                                const Context* ctx) {
+    return (void)N, (void)fewest, (void)most, (void)ctx, 2 * materialized_scratch_bytes(T, shape.NH);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -250,5 +252,4 @@ static inline void materialized_backward(floatX* dqkv, const floatX* dout, const
     }
 }
 
-#endif
 #endif

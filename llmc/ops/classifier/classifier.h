@@ -270,12 +270,10 @@ static inline void classifier_forward(Losses losses, const floatX* logits, const
                              "N=%d V=%d Vp=%d", N, V, Vp);
 #ifdef __CUDACC__
     const int WIDTH = Vector<floatX>::SIZE;
-    if (rows_are_vectors<floatX>(Vp))
-        classifier_forward_kernel<WIDTH><<<blocks_for(N, 1), classifier_threads(V, WIDTH, 0), 0, ctx->stream>>>(
-            losses, ctx->arrivals, logits, targets, V, Vp);
-    else
-        classifier_forward_kernel<1><<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(
-            losses, ctx->arrivals, logits, targets, V, Vp);
+    int vectors = rows_are_vectors<floatX>(Vp);
+    auto kernel = vectors ? classifier_forward_kernel<WIDTH> : classifier_forward_kernel<1>;
+    kernel<<<blocks_for(N, 1), classifier_threads(V, vectors ? WIDTH : 1, 0), 0, ctx->stream>>>(losses, ctx->arrivals,
+                                                                                                logits, targets, V, Vp);
     cudaCheck(cudaGetLastError());
 #else
 #pragma omp parallel for
@@ -299,19 +297,13 @@ static inline void classifier_backward(Losses losses, floatX* logits, const int*
     // margin: shared memory besides the row, for reductions and the system's reserve per block.
     const int WIDTH = Vector<floatX>::SIZE;
     size_t row = (size_t)V * sizeof(floatX), margin = 2048;
-    if (rows_are_vectors<floatX>(Vp) && row + margin <= ctx->shared_of_block) {
-        int alone = 2 * (row + margin) > ctx->shared_of_multiprocessor;
-        kernel_allow_shared(classifier_backward_kernel<WIDTH, 1>, row, ctx);
-        classifier_backward_kernel<WIDTH, 1>
-            <<<blocks_for(N, 1), classifier_threads(V, WIDTH, alone), row, ctx->stream>>>(losses, ctx->arrivals, logits,
-                                                                                          targets, loss_scale, V, Vp);
-    } else if (rows_are_vectors<floatX>(Vp)) {
-        classifier_backward_kernel<WIDTH, 0><<<blocks_for(N, 1), classifier_threads(V, WIDTH, 0), 0, ctx->stream>>>(
-            losses, ctx->arrivals, logits, targets, loss_scale, V, Vp);
-    } else {
-        classifier_backward_kernel<1, 0><<<blocks_for(N, 1), classifier_threads(V, 1, 0), 0, ctx->stream>>>(
-            losses, ctx->arrivals, logits, targets, loss_scale, V, Vp);
-    }
+    int vectors = rows_are_vectors<floatX>(Vp), staged = vectors && row + margin <= ctx->shared_of_block;
+    int alone = staged && 2 * (row + margin) > ctx->shared_of_multiprocessor;
+    auto kernel = vectors ? classifier_backward_kernel<WIDTH, 0> : classifier_backward_kernel<1, 0>;
+    if (staged) kernel = classifier_backward_kernel<WIDTH, 1>;
+    if (staged) kernel_allow_shared(kernel, row, ctx);
+    kernel<<<blocks_for(N, 1), classifier_threads(V, vectors ? WIDTH : 1, alone), staged ? row : 0, ctx->stream>>>(
+        losses, ctx->arrivals, logits, targets, loss_scale, V, Vp);
     cudaCheck(cudaGetLastError());
 #else
     double scaled = (double)(real)losses.scale * (loss_scale ? (double)*loss_scale : 1);

@@ -132,8 +132,7 @@ __global__ void gelu_backward_kernel(floatX* dx, const floatX* dy, const floatX*
 static inline unsigned gelu_blocks(size_t n) { return blocks_for(n, (size_t)GELU_THREADS * Vector<floatX>::SIZE); }
 
 // The launches, without a scope.
-COMPILED_IF_CALLED static inline void gelu_forward_start(floatX* y, const floatX* x, size_t n, Gelu kind,
-                                                         Context* ctx) {
+static inline void gelu_forward_start(floatX* y, const floatX* x, size_t n, Gelu kind, Context* ctx) {
     if (kind == GELU_ERF) gelu_forward_kernel<GELU_ERF><<<gelu_blocks(n), GELU_THREADS, 0, ctx->stream>>>(y, x, n);
     else gelu_forward_kernel<GELU_TANH><<<gelu_blocks(n), GELU_THREADS, 0, ctx->stream>>>(y, x, n);
     cudaCheck(cudaGetLastError());

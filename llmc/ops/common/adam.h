@@ -158,6 +158,11 @@ HOST_DEVICE static inline Philox adamw_bits(uint64_t key, size_t group) {
 enum { ADAMW_THREADS = 256, ADAMW_VECTOR = 4, ADAMW_NARROW = sizeof(floatX) < sizeof(real) };
 // Where the full-precision parameters are: in params itself, in master, or nowhere.
 enum { ADAMW_EXACT, ADAMW_MASTER, ADAMW_ROUNDED };
+// With a master and without; in fp32 there is none.
+enum {
+    ADAMW_WITH_MASTER = ADAMW_NARROW ? ADAMW_MASTER : ADAMW_EXACT,
+    ADAMW_NO_MASTER = ADAMW_NARROW ? ADAMW_ROUNDED : ADAMW_EXACT
+};
 
 __device__ inline AdamWStep adamw_load_step(AdamWState a) {
     static_assert(sizeof(AdamWStep) == sizeof(int4), "one load");

@@ -1,12 +1,7 @@
-/* layernorm.h's backward kernel and how its variant is chosen; team.cuh explains the teams. */
-#include "llmc/ops/layernorm/layernorm.h"  // before the guard: it includes this file
-
+/* layernorm.h's backward kernel; forward.cuh explains the teams. */
 #ifndef LLMC_OPS_LAYERNORM_BACKWARD_CUH
 #define LLMC_OPS_LAYERNORM_BACKWARD_CUH
 
-#include "llmc/ops/layernorm/team.cuh"
-
-#ifdef __CUDACC__
 #include <cooperative_groups.h>
 
 // What the backward pass does besides dx, d.w and d.b. BACKWARD: nothing. RESIDUAL: dbias. RESIDUAL_DROPOUT: dbranch
@@ -246,60 +241,54 @@ static inline int layernorm_backward_fits(int C, const Context* ctx) {
     return C <= 4096 || ctx->shared_of_block >= (size_t)144 << 10;
 }
 
-// Upper bound of the scratch of a launch for up to N rows, with the teams of layernorm_backward_choose(), below, and
-// the number of blocks that layernorm_backward_residents() allows.
-static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
-    int E = 24, team = WARP;
-    if (!rows_are_vectors<floatX>(C)) E = 8, team = 1024;
-    else if (C > 16 * 256) E = 32, team = 512;
-    else if (C > 8 * 256) E = 16, team = 256;
-    else if (C > 32 * WARP) E = 8, team = 256;
-    else if (C > 24 * WARP) E = 32;
-    int residents = max_int(layernorm_backward_residents(E, team, LAYERNORM_BACKWARD_RESIDUAL),
-                            layernorm_backward_residents(E, team, LAYERNORM_BACKWARD_RESIDUAL_DROPOUT));
-    size_t rows = (size_t)(layernorm_backward_threads(team) / team);
-    int blocks = min_int(ctx->multiprocessors * residents, (int)blocks_for((size_t)N, rows));
-    return (size_t)blocks * layernorm_sums(LAYERNORM_BACKWARD_RESIDUAL) * (size_t)C * sizeof(float);
-}
+// A variant of the kernel, and its launch: threads of a block, at most `residents` blocks per multiprocessor, rows that a
+// block takes at a time, bytes of shared memory, column sums.
+typedef struct {
+    void (*kernel)(LayerNormBackward);
+    int threads, residents, rows, shared, sums;
+} LayerNormVariant;
 
-// Launch the kernel. team.cuh explains W, E and TEAM.
 template <int W, int E, int TEAM, LayerNormForm FORM, Mode DX_MODE>
-static inline void layernorm_backward_start(LayerNormBackward a, Context* ctx) {
-    constexpr int threads = layernorm_backward_threads(TEAM), teams = threads / TEAM;
-    constexpr int sums = layernorm_shared_sums(FORM), shared = threads * (sums ? sums * E : 1) * (int)sizeof(float);
-    void (*kernel)(LayerNormBackward) = layernorm_backward_kernel<W, E, TEAM, DX_MODE, FORM>;
-    if (!layernorm_backward_fits(a.C, ctx))
-        die(USAGE,
-            "layernorm's backward pass of %d channels takes more shared memory than the %zu KB that a block has on "
-            "this GPU; at most 4096 fit",
-            a.C, ctx->shared_of_block >> 10);
-    if (shared > 32 << 10)  // opt in to more than the default
-        kernel_allow_shared(kernel, (size_t)shared, ctx);
-    int residents;
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&residents, kernel, threads, shared));
-    residents = min_int(residents, layernorm_backward_residents(E, TEAM, FORM));
-    int blocks = min_int(ctx->multiprocessors * residents, (int)blocks_for((size_t)a.N, teams));
-    a.partial = (float*)device_scratch(ctx, (size_t)blocks * layernorm_sums(FORM) * (size_t)a.C * sizeof(float));
-    void* arguments[] = {&a};
-    cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, dim3((unsigned)blocks), dim3(threads), arguments, shared,
-                                          ctx->stream));
+static inline LayerNormVariant layernorm_backward_variant(void) {
+    constexpr int threads = layernorm_backward_threads(TEAM), shared_sums = layernorm_shared_sums(FORM);
+    LayerNormVariant v = {.kernel = layernorm_backward_kernel<W, E, TEAM, DX_MODE, FORM>,
+                          .threads = threads,
+                          .residents = layernorm_backward_residents(E, TEAM, FORM),
+                          .rows = threads / TEAM,
+                          .shared = threads * (shared_sums ? shared_sums * E : 1) * (int)sizeof(float),
+                          .sums = layernorm_sums(FORM)};
+    return v;
 }
 
-// Choose the team by the number of channels. ODD: rows of C floatX that are not whole vectors. WIDE: the widest rows.
-template <LayerNormForm FORM, Mode DX_MODE>
-static inline void layernorm_backward_choose(LayerNormBackward a, Context* ctx) {
+// The variant for rows of C channels. ODD: rows that are not whole vectors. WIDE: the widest rows.
+template <LayerNormForm FORM, Mode DX_MODE> static inline LayerNormVariant layernorm_backward_choose(int C) {
     constexpr int W = Vector<floatX>::SIZE, WIDE = sizeof(floatX) == 2 ? 512 : 256;
     constexpr int ODD_E = layernorm_masked(FORM) ? 16 : 8, ODD_TEAM = layernorm_masked(FORM) ? 512 : 1024;
-    if (!rows_are_vectors<floatX>(a.C)) return layernorm_backward_start<1, ODD_E, ODD_TEAM, FORM, DX_MODE>(a, ctx);
-    if (a.C <= 24 * WARP) return layernorm_backward_start<W, 24, WARP, FORM, DX_MODE>(a, ctx);
-    if (a.C <= 32 * WARP) return layernorm_backward_start<W, 32, WARP, FORM, DX_MODE>(a, ctx);
-    if (a.C <= 8 * 256) return layernorm_backward_start<W, 8, 256, FORM, DX_MODE>(a, ctx);
-    if (a.C <= 16 * 256) return layernorm_backward_start<W, 16, 256, FORM, DX_MODE>(a, ctx);
-    layernorm_backward_start<W, 32, WIDE, FORM, DX_MODE>(a, ctx);
+    if (!rows_are_vectors<floatX>(C)) return layernorm_backward_variant<1, ODD_E, ODD_TEAM, FORM, DX_MODE>();
+    if (C <= 24 * WARP) return layernorm_backward_variant<W, 24, WARP, FORM, DX_MODE>();
+    if (C <= 32 * WARP) return layernorm_backward_variant<W, 32, WARP, FORM, DX_MODE>();
+    if (C <= 8 * 256) return layernorm_backward_variant<W, 8, 256, FORM, DX_MODE>();
+    if (C <= 16 * 256) return layernorm_backward_variant<W, 16, 256, FORM, DX_MODE>();
+    return layernorm_backward_variant<W, 32, WIDE, FORM, DX_MODE>();
 }
 
-static inline LayerNormBackward layernorm_backward_args(LayerNormTargets to, LayerNormInputs in, Mode d_mode) {
-    layernorm_check_size(in.size.N, in.size.C);
+// The blocks of a launch, and its scratch: partial sums of each block.
+static inline int layernorm_backward_blocks(LayerNormVariant v, int N, const Context* ctx) {
+    return min_int(ctx->multiprocessors * v.residents, (int)blocks_for((size_t)N, (size_t)v.rows));
+}
+static inline size_t layernorm_backward_bytes(LayerNormVariant v, int N, int C, const Context* ctx) {
+    return (size_t)layernorm_backward_blocks(v, N, ctx) * (size_t)v.sums * (size_t)C * sizeof(float);
+}
+
+// Upper bound of the scratch of a launch for up to N rows.
+static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
+    LayerNormVariant residual = layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL, SET>(C),
+                     dropped = layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL_DROPOUT, SET>(C);
+    return max_size(layernorm_backward_bytes(residual, N, C, ctx), layernorm_backward_bytes(dropped, N, C, ctx));
+}
+
+static inline void layernorm_backward_launch(LayerNormVariant v, LayerNormTargets to, LayerNormInputs in, Mode d_mode,
+                                             Context* ctx) {
     LayerNormBackward a = {.to = to,
                            .dy = in.dy,
                            .x = in.x,
@@ -309,29 +298,22 @@ static inline LayerNormBackward layernorm_backward_args(LayerNormTargets to, Lay
                            .C = in.size.C,
                            .d_mode = d_mode,
                            .dropout = dropout_rows(to.r.dropout)};
-    return a;
+    void (*kernel)(LayerNormBackward) = v.kernel;
+    layernorm_check_size(a.N, a.C);
+    if (!layernorm_backward_fits(a.C, ctx))
+        die(USAGE,
+            "layernorm's backward pass of %d channels takes more shared memory than the %zu KB that a block has on "
+            "this GPU; at most 4096 fit",
+            a.C, ctx->shared_of_block >> 10);
+    if (v.shared > 32 << 10)  // opt in to more than the default
+        kernel_allow_shared(kernel, (size_t)v.shared, ctx);
+    int residents;
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&residents, kernel, v.threads, (size_t)v.shared));
+    v.residents = min_int(v.residents, residents);
+    a.partial = (float*)device_scratch(ctx, layernorm_backward_bytes(v, a.N, a.C, ctx));
+    void* arguments[] = {&a};
+    cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, dim3((unsigned)layernorm_backward_blocks(v, a.N, ctx)),
+                                          dim3((unsigned)v.threads), arguments, (size_t)v.shared, ctx->stream));
 }
 
-COMPILED_IF_CALLED static inline void layernorm_backward_rows(floatX* dx, LayerNormGrads d, LayerNormInputs in,
-                                                              Mode dx_mode, Mode d_mode, Context* ctx) {
-    LayerNormTargets to = {.r = {.dx = dx, .dropout = dropout_none(NULL)}, .d = {.w = d.w, .b = d.b}};
-    LayerNormBackward a = layernorm_backward_args(to, in, d_mode);
-    if (dx_mode == ADD) layernorm_backward_choose<LAYERNORM_BACKWARD, ADD>(a, ctx);
-    else layernorm_backward_choose<LAYERNORM_BACKWARD, SET>(a, ctx);
-}
-
-COMPILED_IF_CALLED static inline void residual_layernorm_backward_rows(ResidualGrad r, LayerNormGrads d,
-                                                                       LayerNormInputs in, Mode dx_mode, Mode d_mode,
-                                                                       Context* ctx) {
-    LayerNormTargets to = {.r = r, .d = {.w = d.w, .b = d.b}};
-    LayerNormBackward a = layernorm_backward_args(to, in, d_mode);
-    int add = dx_mode == ADD;
-    if (r.dropout.threshold && add) layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL_DROPOUT, ADD>(a, ctx);
-    else if (r.dropout.threshold) layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL_DROPOUT, SET>(a, ctx);
-    else if (r.dbias && add) layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL, ADD>(a, ctx);
-    else if (r.dbias) layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL, SET>(a, ctx);
-    else layernorm_backward_choose<LAYERNORM_BACKWARD, ADD>(a, ctx);
-}
-
-#endif
 #endif

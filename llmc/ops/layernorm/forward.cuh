@@ -1,12 +1,34 @@
-/* layernorm.h's forward kernel and how its variant is chosen; team.cuh explains the teams. */
-#include "llmc/ops/layernorm/layernorm.h"  // before the guard: it includes this file
-
+/* layernorm.h's forward kernel, and how all its kernels share rows among threads.
+ *
+ * A team of threads takes a row: a warp for short rows, several warps or a block for long ones. The team reads the row
+ * once and keeps it in registers. A thread holds up to E elements of the row, as vectors of W elements (16 bytes, or
+ * one element if rows are not aligned to 16 bytes) that are TEAM * W elements apart. */
 #ifndef LLMC_OPS_LAYERNORM_FORWARD_CUH
 #define LLMC_OPS_LAYERNORM_FORWARD_CUH
 
-#include "llmc/ops/layernorm/team.cuh"
+#include "llmc/device/cuda_utils.cuh"
 
-#ifdef __CUDACC__
+// 800 for sm_80; 0 in host code.
+#ifdef __CUDA_ARCH__
+#define LAYERNORM_ARCH __CUDA_ARCH__
+#else
+#define LAYERNORM_ARCH 0
+#endif
+
+// C is limited by the registers of a team.
+static inline void layernorm_check_size(int N, int C) {
+    CHECK(N > 0 && C > 0);
+    int longest = sizeof(floatX) == 2 && rows_are_vectors<floatX>(C) ? 16384 : 8192;
+    if (C > longest)
+        die(USAGE, "layernorm of %d channels: at most %d fit on the GPU (16384 in bf16 and fp16, in steps of 8)", C,
+            longest);
+}
+
+// The members of a LayerNorm that kernels read.
+typedef struct {
+    const real* w;
+    const floatX* b;
+} LayerNormArgs;
 
 // What precedes the normalization.
 typedef enum { LAYERNORM_ALONE, LAYERNORM_RESIDUAL, LAYERNORM_RESIDUAL_DROPOUT } LayerNormBranch;
@@ -105,25 +127,6 @@ __global__ void __launch_bounds__(layernorm_forward_threads(TEAM), layernorm_for
     }
 }
 
-template <int W, int E, int TEAM, LayerNormBranch BRANCH>
-static inline void layernorm_forward_start(LayerNormForward a, Context* ctx) {
-    constexpr int threads = layernorm_forward_threads(TEAM);
-    layernorm_forward_kernel<W, E, TEAM, BRANCH>
-        <<<blocks_for((size_t)a.N, threads / TEAM), threads, 0, ctx->stream>>>(a);
-    cudaCheck(cudaGetLastError());
-}
-
-template <LayerNormBranch BRANCH> static inline void layernorm_forward_choose(LayerNormForward a, Context* ctx) {
-    constexpr int W = Vector<floatX>::SIZE;
-    layernorm_check_size(a.N, a.C);
-    if (!rows_are_vectors<floatX>(a.C)) layernorm_forward_start<1, 32, 512, BRANCH>(a, ctx);
-    else if (a.C <= 24 * WARP) layernorm_forward_start<W, 24, WARP, BRANCH>(a, ctx);
-    else if (a.C <= 32 * WARP) layernorm_forward_start<W, 32, WARP, BRANCH>(a, ctx);
-    else if (a.C <= 64 * WARP) layernorm_forward_start<W, 64, WARP, BRANCH>(a, ctx);
-    else if (a.C <= 8 * 512) layernorm_forward_start<W, 8, 512, BRANCH>(a, ctx);
-    else layernorm_forward_start<W, 32, 512, BRANCH>(a, ctx);
-}
-
 static inline LayerNormForward layernorm_forward_args(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p,
                                                       Rows size, real eps) {
     LayerNormForward a = {.y = y,
@@ -137,19 +140,20 @@ static inline LayerNormForward layernorm_forward_args(floatX* y, LayerNormStats 
     return a;
 }
 
-COMPILED_IF_CALLED static inline void layernorm_forward_rows(floatX* y, LayerNormStats stats, const floatX* x,
-                                                             LayerNorm p, Rows size, real eps, Context* ctx) {
-    layernorm_forward_choose<LAYERNORM_ALONE>(layernorm_forward_args(y, stats, x, p, size, eps), ctx);
+// Choose the kernel by the number of channels, and launch it.
+template <LayerNormBranch BRANCH> static inline void layernorm_forward_launch(LayerNormForward a, Context* ctx) {
+    constexpr int W = Vector<floatX>::SIZE;
+    void (*kernel)(LayerNormForward) = layernorm_forward_kernel<W, 32, 512, BRANCH>;
+    int team = 512;
+    layernorm_check_size(a.N, a.C);
+    if (!rows_are_vectors<floatX>(a.C)) kernel = layernorm_forward_kernel<1, 32, 512, BRANCH>;
+    else if (a.C <= 24 * WARP) kernel = layernorm_forward_kernel<W, 24, WARP, BRANCH>, team = WARP;
+    else if (a.C <= 32 * WARP) kernel = layernorm_forward_kernel<W, 32, WARP, BRANCH>, team = WARP;
+    else if (a.C <= 64 * WARP) kernel = layernorm_forward_kernel<W, 64, WARP, BRANCH>, team = WARP;
+    else if (a.C <= 8 * 512) kernel = layernorm_forward_kernel<W, 8, 512, BRANCH>;
+    int threads = layernorm_forward_threads(team);
+    kernel<<<blocks_for((size_t)a.N, (size_t)(threads / team)), (unsigned)threads, 0, ctx->stream>>>(a);
+    cudaCheck(cudaGetLastError());
 }
 
-COMPILED_IF_CALLED static inline void residual_layernorm_forward_rows(floatX* y, ResidualBranch branch,
-                                                                      LayerNormStats stats, const floatX* x,
-                                                                      LayerNorm p, Rows size, real eps, Context* ctx) {
-    LayerNormForward a = layernorm_forward_args(y, stats, x, p, size, eps);
-    a.r = branch.r, a.dropout = dropout_rows(branch.dropout);
-    if (branch.dropout.threshold) layernorm_forward_choose<LAYERNORM_RESIDUAL_DROPOUT>(a, ctx);
-    else layernorm_forward_choose<LAYERNORM_RESIDUAL>(a, ctx);
-}
-
-#endif
 #endif

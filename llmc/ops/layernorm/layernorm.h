@@ -27,7 +27,6 @@
 
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/dropout_mask.h"
-#include "llmc/ops/common/layernorm_row.h"
 
 typedef struct {
     int N, C;
@@ -155,14 +154,168 @@ static inline void residual_gradient_ref(real* dbranch, real* dbias, const real*
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// Implementations: each launcher's _rows()
-
 #ifdef __CUDACC__
-#include "llmc/ops/layernorm/backward.cuh"
+// ---------------------------------------------------------------------------------------------------------
+// GPU
+
 #include "llmc/ops/layernorm/forward.cuh"
+
+#include "llmc/ops/layernorm/backward.cuh"  // the same teams
+
 #else
-#include "llmc/ops/layernorm/cpu.h"
+// ---------------------------------------------------------------------------------------------------------
+// CPU: threads share rows in the forward pass and blocks of LAYERNORM_BLOCK rows in the backward pass
+
+#define LAYERNORM_LANES 16
+#define LAYERNORM_BLOCK 32
+#define LAYERNORM_COLUMNS 64
+
+static inline real layernorm_lanes_sum(const real* lane) {
+    real sum = 0;
+    for (int k = 0; k < LAYERNORM_LANES; k++) sum += lane[k];
+    return sum;
+}
+
+static inline void layernorm_row(floatX* y, real* mean, real* rstd, const floatX* x, LayerNorm p, size_t C, real eps) {
+    real sums[LAYERNORM_LANES] = {0}, sum_sq[LAYERNORM_LANES] = {0};
+    size_t whole = C / LAYERNORM_LANES * LAYERNORM_LANES;
+    for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
+#pragma omp simd
+        for (size_t k = 0; k < LAYERNORM_LANES; k++) sums[k] += x[c + k];
+    }
+    for (size_t c = whole; c < C; c++) sums[c - whole] += x[c];
+    real average = layernorm_lanes_sum(sums) / (real)C;
+    for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
+#pragma omp simd
+        for (size_t k = 0; k < LAYERNORM_LANES; k++) sum_sq[k] += (x[c + k] - average) * (x[c + k] - average);
+    }
+    for (size_t c = whole; c < C; c++) sum_sq[c - whole] += (x[c] - average) * (x[c] - average);
+    real scale = (real)(1 / sqrt((double)(layernorm_lanes_sum(sum_sq) / (real)C) + (double)eps));
+#pragma omp simd
+    for (size_t c = 0; c < C; c++) y[c] = (x[c] - average) * scale * p.w_fp32[c] + p.b[c];
+    *mean = average;
+    *rstd = scale;
+}
+
+// r = x + dropout(r) of row n.
+static inline void residual_row(floatX* r, const floatX* x, int n, int C, Dropout dropout) {
+    real factor[DROPOUT_TILE];
+    for (int i = 0; i < DROPOUT_TILE; i++) factor[i] = 1;
+    for (int start = 0; start < C; start += DROPOUT_TILE) {
+        if (dropout.threshold)
+            dropout_factors(factor, dropout, dropout.sequences->sequence[n], dropout.sequences->position[n], start);
+        int width = min_int(DROPOUT_TILE, C - start);
+#pragma omp simd
+        for (int i = 0; i < width; i++) r[start + i] = x[start + i] + r[start + i] * factor[i];
+    }
+}
+
+// dx of row n, whose output gradient is dy; adds the row's part of the weight and bias gradients to dw and db.
+static inline void layernorm_backward_row(floatX* dx, real* dw, real* db, const floatX* dy, LayerNormInputs in,
+                                          size_t n, Mode dx_mode) {
+    size_t C = (size_t)in.size.C;
+    const floatX *x = in.x + n * C, *w = in.w;
+    real mean = in.stats.mean[n], rstd = in.stats.rstd[n];
+    real sums[LAYERNORM_LANES] = {0}, products[LAYERNORM_LANES] = {0};
+    size_t whole = C / LAYERNORM_LANES * LAYERNORM_LANES;
+    for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
+#pragma omp simd
+        for (size_t k = 0; k < LAYERNORM_LANES; k++) {
+            real e = dy[c + k] * w[c + k];
+            sums[k] += e;
+            products[k] += e * ((x[c + k] - mean) * rstd);
+        }
+    }
+    for (size_t c = whole; c < C; c++) {
+        real e = dy[c] * w[c];
+        sums[c - whole] += e;
+        products[c - whole] += e * ((x[c] - mean) * rstd);
+    }
+    real average = layernorm_lanes_sum(sums) / (real)C, slope = layernorm_lanes_sum(products) / (real)C;
+#pragma omp simd
+    for (size_t c = 0; c < C; c++) {
+        real u = (x[c] - mean) * rstd, g = dy[c];
+        dw[c] += g * u;
+        db[c] += g;
+        real d = rstd * (g * w[c] - average - u * slope);
+        dx[c] = dx_mode == ADD ? dx[c] + d : d;
+    }
+}
+
+// out [C] = dropout'(dy) of row n.
+static inline void layernorm_dropped_row(floatX* out, const floatX* dy, int n, int C, Dropout dropout) {
+    for (int start = 0; start < C; start += DROPOUT_TILE) {
+        real factor[DROPOUT_TILE];
+        int width = min_int(DROPOUT_TILE, C - start);
+        dropout_factors(factor, dropout, dropout.sequences->sequence[n], dropout.sequences->position[n], start);
+#pragma omp simd
+        for (int i = 0; i < width; i++) out[start + i] = dy[start + i] * factor[i];
+    }
+}
+
+// Adds row n to dbias; with dropout it also writes the row's dbranch.
+static inline void residual_gradient_row(real* dbias, floatX* dbranch, const floatX* dx, int n, int C,
+                                         Dropout dropout) {
+    if (dropout.threshold) {
+        layernorm_dropped_row(dbranch, dx, n, C, dropout);
+        dx = dbranch;
+    }
+#pragma omp simd
+    for (int c = 0; c < C; c++) dbias[c] += dx[c];
+}
+
+// out [C] (SET or ADD) = the sum of the blocks' partial sums, which are `stride` apart. out NULL: skipped.
+static inline void layernorm_add_blocks(real* out, const real* partial, size_t blocks, size_t stride, size_t C,
+                                        Mode mode) {
+    if (!out) return;
+#pragma omp parallel for schedule(static)
+    for (size_t start = 0; start < C; start += LAYERNORM_COLUMNS) {
+        double sum[LAYERNORM_COLUMNS] = {0};
+        size_t width = min_size(LAYERNORM_COLUMNS, C - start);
+        for (size_t b = 0; b < blocks; b++)
+            for (size_t c = 0; c < width; c++) sum[c] += (double)partial[stride * b + start + c];
+        for (size_t c = 0; c < width; c++) {
+            real* to = out + start + c;
+            *to = (real)(mode == ADD ? (double)*to + sum[c] : sum[c]);
+        }
+    }
+}
+
+// Scratch of a backward launch that keeps `sums` (at most 3) partial sums [C] per block of rows.
+static inline size_t layernorm_sums_bytes(int N, int C, int sums) {
+    return ((size_t)N + LAYERNORM_BLOCK - 1) / LAYERNORM_BLOCK * (size_t)sums * (size_t)C * sizeof(real);
+}
+
+// Upper bound of the scratch of a launch for up to N rows.
+static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
+    return (void)ctx, layernorm_sums_bytes(N, C, 3);
+}
+
+static inline void layernorm_backward_blocks(LayerNormTargets to, LayerNormInputs in, Mode dx_mode, Mode d_mode,
+                                             Context* ctx) {
+    Rows size = in.size;
+    ResidualGrad r = to.r;
+    int dropped = r.dropout.threshold != 0, branched = dropped || r.dbias;
+    size_t N = (size_t)size.N, C = (size_t)size.C, blocks = (N + LAYERNORM_BLOCK - 1) / LAYERNORM_BLOCK;
+    size_t stride = (branched ? 3 : 2) * C;
+    real* partial =
+        (real*)device_scratch(ctx, layernorm_sums_bytes(size.N, size.C, branched ? 3 : 2));  // dw, db, dbias
+#pragma omp parallel for schedule(static)
+    for (size_t b = 0; b < blocks; b++) {
+        real* dw = partial + stride * b;
+        memset(dw, 0, stride * sizeof(real));
+        for (size_t n = b * LAYERNORM_BLOCK; n < min_size(N, (b + 1) * LAYERNORM_BLOCK); n++) {
+            layernorm_backward_row(r.dx + n * C, dw, dw + C, in.dy + n * C, in, n, dx_mode);
+            if (branched)
+                residual_gradient_row(dw + 2 * C, dropped ? r.dbranch + n * C : NULL, r.dx + n * C, (int)n, size.C,
+                                      r.dropout);
+        }
+    }
+    layernorm_add_blocks(to.d.w, partial, blocks, stride, C, d_mode);
+    layernorm_add_blocks(to.d.b, partial + C, blocks, stride, C, d_mode);
+    if (branched) layernorm_add_blocks(r.dbias, partial + 2 * C, blocks, stride, C, d_mode);
+}
+
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
@@ -173,7 +326,14 @@ COMPILED_IF_CALLED static inline void layernorm_forward(floatX* y, LayerNormStat
     CHECK(size.N > 0 && size.C > 0);
     Scope scope = scope_open(ctx, "layernorm_forward", LAYERNORM_FORWARD_FLOPS(size.N, size.C),
                              LAYERNORM_FORWARD_BYTES(size.N, size.C), "N=%d C=%d", size.N, size.C);
-    layernorm_forward_rows(y, stats, x, p, size, eps, ctx);
+#ifdef __CUDACC__
+    layernorm_forward_launch<LAYERNORM_ALONE>(layernorm_forward_args(y, stats, x, p, size, eps), ctx);
+#else
+    size_t C = (size_t)size.C;
+#pragma omp parallel for schedule(static)
+    for (size_t n = 0; n < (size_t)size.N; n++)
+        layernorm_row(y + n * C, stats.mean + n, stats.rstd + n, x + n * C, p, C, eps);
+#endif
     scope_close(&scope);
 }
 
@@ -183,30 +343,57 @@ COMPILED_IF_CALLED static inline void residual_layernorm_forward(floatX* y, Resi
     CHECK(size.N > 0 && size.C > 0 && (branch.dropout.threshold == 0 || branch.dropout.sequences->rows == size.N));
     Scope scope = scope_open(ctx, "residual_layernorm_forward", RESIDUAL_LAYERNORM_FORWARD_FLOPS(size.N, size.C),
                              RESIDUAL_LAYERNORM_FORWARD_BYTES(size.N, size.C), "N=%d C=%d", size.N, size.C);
-    residual_layernorm_forward_rows(y, branch, stats, x, p, size, eps, ctx);
+#ifdef __CUDACC__
+    LayerNormForward a = layernorm_forward_args(y, stats, x, p, size, eps);
+    a.r = branch.r, a.dropout = dropout_rows(branch.dropout);
+    if (branch.dropout.threshold) layernorm_forward_launch<LAYERNORM_RESIDUAL_DROPOUT>(a, ctx);
+    else layernorm_forward_launch<LAYERNORM_RESIDUAL>(a, ctx);
+#else
+    size_t C = (size_t)size.C;
+#pragma omp parallel for schedule(static)
+    for (size_t n = 0; n < (size_t)size.N; n++) {
+        residual_row(branch.r + n * C, x + n * C, (int)n, size.C, branch.dropout);
+        layernorm_row(y + n * C, stats.mean + n, stats.rstd + n, branch.r + n * C, p, C, eps);
+    }
+#endif
     scope_close(&scope);
 }
 
 COMPILED_IF_CALLED static inline void layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode,
                                                          Mode d_mode, Context* ctx) {
-    Rows size = in.size;
-    CHECK(size.N > 0 && size.C > 0);
-    Scope scope = scope_open(ctx, "layernorm_backward", LAYERNORM_BACKWARD_FLOPS(size.N, size.C),
-                             LAYERNORM_BACKWARD_BYTES(size.N, size.C, dx_mode), "N=%d C=%d", size.N, size.C);
-    layernorm_backward_rows(dx, d, in, dx_mode, d_mode, ctx);
+    int N = in.size.N, C = in.size.C;
+    LayerNormTargets to = {.r = {.dx = dx, .dropout = dropout_none(NULL)}, .d = {.w = d.w, .b = d.b}};
+    CHECK(N > 0 && C > 0);
+    Scope scope = scope_open(ctx, "layernorm_backward", LAYERNORM_BACKWARD_FLOPS(N, C),
+                             LAYERNORM_BACKWARD_BYTES(N, C, dx_mode), "N=%d C=%d", N, C);
+#ifdef __CUDACC__
+    LayerNormVariant kernel = dx_mode == ADD ? layernorm_backward_choose<LAYERNORM_BACKWARD, ADD>(C)
+                                             : layernorm_backward_choose<LAYERNORM_BACKWARD, SET>(C);
+    layernorm_backward_launch(kernel, to, in, d_mode, ctx);
+#else
+    layernorm_backward_blocks(to, in, dx_mode, d_mode, ctx);
+#endif
     scope_close(&scope);
 }
 
 COMPILED_IF_CALLED static inline void residual_layernorm_backward(ResidualGrad r, LayerNormGrads d, LayerNormInputs in,
                                                                   Mode dx_mode, Mode d_mode, Context* ctx) {
-    Rows size = in.size;
-    int dropped = r.dropout.threshold != 0;
-    CHECK(size.N > 0 && size.C > 0 && (!dropped || r.dropout.sequences->rows == size.N));
+    int N = in.size.N, C = in.size.C, dropped = r.dropout.threshold != 0;
+    LayerNormTargets to = {.r = r, .d = {.w = d.w, .b = d.b}};
+    CHECK(N > 0 && C > 0 && (!dropped || r.dropout.sequences->rows == N));
     CHECK(dropped || r.dbias || dx_mode == ADD);  // else this is layernorm_backward
-    Scope scope =
-        scope_open(ctx, "residual_layernorm_backward", RESIDUAL_LAYERNORM_BACKWARD_FLOPS(size.N, size.C, dropped),
-                   RESIDUAL_LAYERNORM_BACKWARD_BYTES(size.N, size.C, dx_mode, dropped), "N=%d C=%d", size.N, size.C);
-    residual_layernorm_backward_rows(r, d, in, dx_mode, d_mode, ctx);
+    Scope scope = scope_open(ctx, "residual_layernorm_backward", RESIDUAL_LAYERNORM_BACKWARD_FLOPS(N, C, dropped),
+                             RESIDUAL_LAYERNORM_BACKWARD_BYTES(N, C, dx_mode, dropped), "N=%d C=%d", N, C);
+#ifdef __CUDACC__
+    LayerNormVariant kernel = layernorm_backward_choose<LAYERNORM_BACKWARD, ADD>(C);
+    if (dropped && dx_mode == ADD) kernel = layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL_DROPOUT, ADD>(C);
+    else if (dropped) kernel = layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL_DROPOUT, SET>(C);
+    else if (r.dbias && dx_mode == ADD) kernel = layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL, ADD>(C);
+    else if (r.dbias) kernel = layernorm_backward_choose<LAYERNORM_BACKWARD_RESIDUAL, SET>(C);
+    layernorm_backward_launch(kernel, to, in, d_mode, ctx);
+#else
+    layernorm_backward_blocks(to, in, dx_mode, d_mode, ctx);
+#endif
     scope_close(&scope);
 }
 

@@ -5,8 +5,6 @@
 #include "llmc/device/cublaslt.cuh"
 #include "llmc/fp8/format.h"
 #include "llmc/ops/matmul/epilogue.cuh"
-#ifdef __CUDACC__
-
 // D (SET or ADD) = A B in cuBLASLt's column-major terms. `bias` and `aux` (GELU's input) are used only by epilogues
 // that take them.
 typedef struct {
@@ -170,5 +168,4 @@ static inline int matmul_propose(const MatmulPlan* plan, cublasLtMatmulHeuristic
     return count;
 }
 
-#endif
 #endif

@@ -5,9 +5,8 @@
 #ifndef LLMC_OPS_MATMUL_EPILOGUE_CUH
 #define LLMC_OPS_MATMUL_EPILOGUE_CUH
 
-#include "llmc/ops/common/activation.h"
-#ifdef __CUDACC__
 #include "llmc/device/cuda_utils.cuh"
+#include "llmc/ops/common/activation.h"
 
 // y [N, OC] += b, for shapes without an epilogue. One element per thread.
 static __global__ void matmul_bias_kernel(floatX* y, const floatX* b, size_t n, int OC) {
@@ -111,37 +110,32 @@ static inline size_t matmul_scratch_bytes(int N, int IC, int OC) {
     return max_size(matmul_bias_bytes(N, IC), matmul_bias_bytes(N, OC));
 }
 
-template <int WIDTH, BiasSource SOURCE>
-static inline void matmul_backward_bias_start(BiasGrad d, floatX* dy, const floatX* pre, int N, int OC, Context* ctx) {
-    int tiles = (int)blocks_for((size_t)OC, WARP * WIDTH);
-    int spans = matmul_bias_spans(N, tiles);
+template <BiasSource SOURCE>
+static inline void matmul_backward_bias_launch(BiasGrad d, floatX* dy, const floatX* pre, int N, int OC, Context* ctx) {
+    constexpr int W = Vector<floatX>::SIZE;
+    int vectors = rows_are_vectors<floatX>(OC);
+    auto kernel = vectors ? matmul_backward_bias_kernel<W, SOURCE> : matmul_backward_bias_kernel<1, SOURCE>;
+    size_t columns = (size_t)WARP * (vectors ? W : 1);
+    int tiles = (int)blocks_for((size_t)OC, columns), spans = matmul_bias_spans(N, tiles);
     int span = (int)round_up(((size_t)N + (size_t)spans - 1) / (size_t)spans, BIAS_WARPS);
     spans = (N + span - 1) / span;
     static_assert((int)BIAS_BLOCKS <= (int)DEVICE_ARRIVALS, "tiles of several spans have a counter each");
-    float* partial = (float*)device_scratch(ctx, (size_t)tiles * (size_t)spans * WARP * WIDTH * sizeof *partial);
-    dim3 grid((unsigned)tiles, (unsigned)spans);
-    matmul_backward_bias_kernel<WIDTH, SOURCE>
-        <<<grid, BIAS_WARPS * WARP, 0, ctx->stream>>>(d, partial, ctx->arrivals, dy, pre, N, OC, span);
+    float* partial = (float*)device_scratch(ctx, (size_t)tiles * (size_t)spans * columns * sizeof *partial);
+    kernel<<<dim3((unsigned)tiles, (unsigned)spans), BIAS_WARPS * WARP, 0, ctx->stream>>>(d, partial, ctx->arrivals, dy,
+                                                                                          pre, N, OC, span);
     cudaCheck(cudaGetLastError());
 }
 
-template <BiasSource SOURCE>
-static inline void matmul_backward_bias_any(BiasGrad d, floatX* dy, const floatX* pre, int N, int OC, Context* ctx) {
-    if (rows_are_vectors<floatX>(OC)) matmul_backward_bias_start<Vector<floatX>::SIZE, SOURCE>(d, dy, pre, N, OC, ctx);
-    else matmul_backward_bias_start<1, SOURCE>(d, dy, pre, N, OC, ctx);
-}
-
 static inline void matmul_backward_bias(BiasGrad d, const floatX* dy, int N, int OC, Context* ctx) {
-    matmul_backward_bias_any<BIAS_PLAIN>(d, (floatX*)dy, NULL, N, OC, ctx);
+    matmul_backward_bias_launch<BIAS_PLAIN>(d, (floatX*)dy, NULL, N, OC, ctx);
 }
 
 // dpre [N, OC] holds dy w and becomes (dy w) * gelu'(pre). d.b, if not NULL, gets the column sums of dpre.
 static inline void matmul_gelu_backward_bias(BiasGrad d, floatX* dpre, const floatX* pre, int N, int OC, Gelu kind,
                                              Context* ctx) {
     if (!d.b) gelu_backward_start<SET>(dpre, dpre, pre, (size_t)N * (size_t)OC, kind, ctx);
-    else if (kind == GELU_ERF) matmul_backward_bias_any<BIAS_GELU_ERF>(d, dpre, pre, N, OC, ctx);
-    else matmul_backward_bias_any<BIAS_GELU_TANH>(d, dpre, pre, N, OC, ctx);
+    else if (kind == GELU_ERF) matmul_backward_bias_launch<BIAS_GELU_ERF>(d, dpre, pre, N, OC, ctx);
+    else matmul_backward_bias_launch<BIAS_GELU_TANH>(d, dpre, pre, N, OC, ctx);
 }
 
-#endif
 #endif

@@ -1,4 +1,4 @@
-/* Kernel and launcher of embedding.h's backward pass.
+/* embedding.h's kernels, and the launch of the backward pass.
  *
  * The gradient of a table is the sum of rows of dx by an index. For the word table the rows are first sorted by token
  * (sort.cuh). Positions need no sort: position 0 has a row of every sequence, position 1 a row of every sequence that
@@ -12,14 +12,52 @@
  * The blocks of a slice start one after another, so the second table finds its rows of dx in L2. Positions come first,
  * so that the types' sums are added up while the words' blocks run. The terms of each sum and their order depend only
  * on the batch. */
-#include "llmc/ops/embedding/embedding.h"  // before the guard: it includes this file
+#ifndef LLMC_OPS_EMBEDDING_KERNELS_CUH
+#define LLMC_OPS_EMBEDDING_KERNELS_CUH
 
-#ifndef LLMC_OPS_EMBEDDING_BACKWARD_CUH
-#define LLMC_OPS_EMBEDDING_BACKWARD_CUH
-
+#include "llmc/device/cuda_utils.cuh"
+#include "llmc/ops/common/dropout_mask.h"
 #include "llmc/ops/embedding/sort.cuh"
 
-#ifdef __CUDACC__
+enum { EMBEDDING_THREADS = 256 };
+
+// One warp per row. A lane takes WIDTH channels at a time.
+template <int WIDTH, int DROPPED>
+__global__ void __launch_bounds__(EMBEDDING_THREADS)
+    embedding_forward_kernel(floatX* x, const int* tokens, const int* types, Embeddings e, const int* position, int N,
+                             int C, DropoutRows dropout) {
+    int n = blockIdx.x * (EMBEDDING_THREADS / WARP) + threadIdx.x / WARP;
+    if (n >= N) return;
+    const floatX* word = e.word + (size_t)tokens[n] * (size_t)C;
+    const floatX* place = e.position + (size_t)position[n] * (size_t)C;
+    const floatX* type = e.type ? e.type + (size_t)types[n] * (size_t)C : NULL;
+    DropoutPlace drop = {0, 0};
+    if constexpr (DROPPED) drop = dropout_place(dropout, n);
+#pragma unroll 4
+    for (int c = threadIdx.x % WARP * WIDTH; c < C; c += WARP * WIDTH) {
+        float sum[WIDTH], f[WIDTH];
+        to_floats(sum, load_vector<WIDTH>(word + c));
+        to_floats(f, load_vector<WIDTH>(place + c));
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) sum[i] += f[i];
+        if (type) {
+            to_floats(f, load_vector<WIDTH>(type + c));
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) sum[i] += f[i];
+        }
+        if constexpr (DROPPED) dropout_multiply<WIDTH>(sum, dropout.dropout, drop, c);
+        store_vector(x + (size_t)n * (size_t)C + c, from_floats<floatX, WIDTH>(sum));
+    }
+}
+
+// The arguments of kernels with dropout.
+static inline DropoutRows embedding_dropout_rows(const Sequences* s, Dropout dropout) {
+    DropoutRows rows = {.dropout = dropout, .sequence = s->sequence, .position = s->position, .first = s->first};
+    return rows;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Backward
 
 enum {
     EMBEDDING_CHUNK = 64,    // maximum entries of a chunk: each part of a sum costs two rows of traffic
@@ -342,12 +380,15 @@ static inline void embedding_zero(real* table, int rows, int C, Context* ctx) {
     cudaCheck(cudaMemsetAsync(table, 0, (size_t)rows * (size_t)C * sizeof *table, ctx->stream));
 }
 
-template <int WIDTH, int DROPPED>
-static void embedding_backward_launch(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in, EmbeddingSizes sizes,
-                                      DropoutRows dropout, Mode mode, Context* ctx) {
+COMPILED_IF_CALLED static inline void embedding_backward_launch(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in,
+                                                                EmbeddingSizes sizes, Dropout dropout, Mode word_mode,
+                                                                Mode mode, Context* ctx) {
+    const int W = Vector<floatX>::SIZE;
     const Sequences* s = in.s;
     const int *tokens = in.tokens, *types = in.types;
     int N = s->rows, C = sizes.C, sort_types = d.type && sizes.types > EMBEDDING_TYPES;
+    if (word_mode == SET) embedding_zero(d.word, sizes.V, C, ctx);
+    if (mode == SET && sort_types) embedding_zero(d.type, sizes.types, C, ctx);
     EmbeddingList words = embedding_list(d.word, ADD, N);
     EmbeddingList positions = embedding_position_list(d.position, mode, s, sizes.T);
     EmbeddingList sorted_types = embedding_list(d.type, ADD, N);
@@ -370,27 +411,14 @@ static void embedding_backward_launch(EmbeddingGrads d, const floatX* dx, Embedd
     if (sort_types)
         sorted_types.sorted = embedding_sort(sort_memory + z.words_bytes, arrivals, types, sizes.types, N, ctx);
 
-    dim3 grid(z.blocks, z.slices);
-    size_t shared = (size_t)summed.count * WARP * WIDTH * sizeof(float);
-    embedding_backward_kernel<WIDTH, DROPPED><<<grid, WARP, shared, ctx->stream>>>(
-        positions, words, sorted_types, summed, memory, arrivals.p, dx, C, dropout);
+    int vectors = rows_are_vectors<floatX>(C), dropped = dropout.threshold != 0;
+    auto kernel = embedding_backward_kernel<1, 0>;
+    if (vectors) kernel = dropped ? embedding_backward_kernel<W, 1> : embedding_backward_kernel<W, 0>;
+    else if (dropped) kernel = embedding_backward_kernel<1, 1>;
+    size_t shared = (size_t)summed.count * WARP * (size_t)(vectors ? W : 1) * sizeof(float);
+    kernel<<<dim3(z.blocks, z.slices), WARP, shared, ctx->stream>>>(
+        positions, words, sorted_types, summed, memory, arrivals.p, dx, C, embedding_dropout_rows(s, dropout));
     cudaCheck(cudaGetLastError());
 }
 
-COMPILED_IF_CALLED static inline void embedding_backward_tables(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in,
-                                                                EmbeddingSizes sizes, Dropout dropout, Mode word_mode,
-                                                                Mode mode, Context* ctx) {
-    const int WIDTH = Vector<floatX>::SIZE;
-    int C = sizes.C, vectors = rows_are_vectors<floatX>(C), dropped = dropout.threshold != 0;
-    DropoutRows rows = {
-        .dropout = dropout, .sequence = in.s->sequence, .position = in.s->position, .first = in.s->first};
-    if (word_mode == SET) embedding_zero(d.word, sizes.V, C, ctx);
-    if (mode == SET && d.type && sizes.types > EMBEDDING_TYPES) embedding_zero(d.type, sizes.types, C, ctx);
-    if (vectors && dropped) embedding_backward_launch<WIDTH, 1>(d, dx, in, sizes, rows, mode, ctx);
-    else if (vectors) embedding_backward_launch<WIDTH, 0>(d, dx, in, sizes, rows, mode, ctx);
-    else if (dropped) embedding_backward_launch<1, 1>(d, dx, in, sizes, rows, mode, ctx);
-    else embedding_backward_launch<1, 0>(d, dx, in, sizes, rows, mode, ctx);
-}
-
-#endif
 #endif
