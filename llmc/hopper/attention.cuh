@@ -11,8 +11,8 @@ static inline size_t hopper_scratch_bound(int N, int fewest, int most, int T, At
            hopper_scratch_most(N, fewest, most, T, shape.NH, ctx->multiprocessors);
 }
 
-// Put these kernels where they can run: on a Hopper GPU, in a build with code for it; heads of up to 128 channels in the
-// forward pass, 64 in the backward pass.
+// Choose these kernels where they run: on a Hopper GPU, in a build with code for it; heads of up to 128 channels in
+// the forward pass, 64 in the backward pass.
 static inline void hopper_choose(AttentionKernels* k, AttentionShape shape, const Context* ctx) {
     if (!HOPPER_BUILD || ctx->capability != 90) return;
     k->forward = hopper_forward;

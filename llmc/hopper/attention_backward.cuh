@@ -1,5 +1,5 @@
-/* The backward pass of attention with Hopper's instructions: see attention_tiles.cuh. The layout of shared memory and the
- * producer are in hopper_backward_load.cuh.
+/* The backward pass of attention with Hopper's instructions: see attention_tiles.cuh. The layout of shared memory and
+ * the producer are in attention_backward_load.cuh.
  *
  * A work item is a range of adjacent tiles of 128 keys of one head. Each of two consumer warpgroups owns 64 keys of a
  * tile, with their K and V as left operands in registers, and iterates over the queries, 64 at a time: S^T = K Q^T,

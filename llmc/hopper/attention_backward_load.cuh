@@ -1,5 +1,5 @@
-/* The loading half of attention_backward.cuh, the backward pass of attention with Hopper's instructions: the kernel that
- * computes row statistics beforehand, the layout of shared memory, and the producer. */
+/* The loading half of attention_backward.cuh, the backward pass of attention with Hopper's instructions: the kernel
+ * that computes row statistics beforehand, the layout of shared memory, and the producer. */
 #ifndef LLMC_HOPPER_ATTENTION_BACKWARD_LOAD_CUH
 #define LLMC_HOPPER_ATTENTION_BACKWARD_LOAD_CUH
 

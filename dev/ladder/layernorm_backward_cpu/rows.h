@@ -1,8 +1,8 @@
 /* Faster than columns: one pass over the rows. A row is in the cache when its averages are known, so dx and what the
  * row adds to all of d.w and d.b cost no further read, and d.w and d.b, 2 C numbers, stay in the cache throughout.
  * All accesses are along rows, so the loops vectorize; the averages in sixteen partial sums.
- * layernorm_backward_row() is the shipped op's (llmc/ops/layernorm/layernorm.h); what the op adds are threads, with sums
- * of their own for each block of rows. */
+ * layernorm_backward_row() is the shipped op's (llmc/ops/layernorm/layernorm.h); what the op adds are threads, with
+ * sums of their own for each block of rows. */
 static inline void rung_layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
                                            Context* ctx) {
     size_t C = (size_t)in.size.C;

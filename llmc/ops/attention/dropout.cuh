@@ -3,10 +3,10 @@
  * which belong to several threads there.
  * Cost per head: N T / 8 Philox calls, half of that with CAUSAL, and as many bytes written.
  *
- * In one form of the bits rows are queries and columns are keys, in the other rows are keys and columns are queries. The
- * bits of one head, 128 columns and one row of the batch are four words, at [head][columns / 128][row], so that the bits
- * of a tile of rows are contiguous. Columns are counted within the row's sequence. Bits of pairs that do not exist are
- * undefined. The index arithmetic is checked by tests on the CPU. */
+ * In one form of the bits rows are queries and columns are keys, in the other rows are keys and columns are queries.
+ * The bits of one head, 128 columns and one row of the batch are four words, at [head][columns / 128][row], so that the
+ * bits of a tile of rows are contiguous. Columns are counted within the row's sequence. Bits of pairs that do not exist
+ * are undefined. Tests on the CPU check the index arithmetic. */
 #ifndef LLMC_OPS_ATTENTION_DROPOUT_CUH
 #define LLMC_OPS_ATTENTION_DROPOUT_CUH
 

@@ -241,8 +241,8 @@ static inline int layernorm_backward_fits(int C, const Context* ctx) {
     return C <= 4096 || ctx->shared_of_block >= (size_t)144 << 10;
 }
 
-// A variant of the kernel, and its launch: threads of a block, at most `residents` blocks per multiprocessor, rows that a
-// block takes at a time, bytes of shared memory, column sums.
+// A variant of the kernel, and its launch: threads of a block, at most `residents` blocks per multiprocessor, rows that
+// a block takes at a time, bytes of shared memory, column sums.
 typedef struct {
     void (*kernel)(LayerNormBackward);
     int threads, residents, rows, shared, sums;
@@ -273,11 +273,11 @@ template <LayerNormForm FORM, Mode DX_MODE> static inline LayerNormVariant layer
 }
 
 // The blocks of a launch, and its scratch: partial sums of each block.
-static inline int layernorm_backward_blocks(LayerNormVariant v, int N, const Context* ctx) {
+static inline int layernorm_backward_grid(LayerNormVariant v, int N, const Context* ctx) {
     return min_int(ctx->multiprocessors * v.residents, (int)blocks_for((size_t)N, (size_t)v.rows));
 }
 static inline size_t layernorm_backward_bytes(LayerNormVariant v, int N, int C, const Context* ctx) {
-    return (size_t)layernorm_backward_blocks(v, N, ctx) * (size_t)v.sums * (size_t)C * sizeof(float);
+    return (size_t)layernorm_backward_grid(v, N, ctx) * (size_t)v.sums * (size_t)C * sizeof(float);
 }
 
 // Upper bound of the scratch of a launch for up to N rows.
@@ -312,7 +312,7 @@ static inline void layernorm_backward_launch(LayerNormVariant v, LayerNormTarget
     v.residents = min_int(v.residents, residents);
     a.partial = (float*)device_scratch(ctx, layernorm_backward_bytes(v, a.N, a.C, ctx));
     void* arguments[] = {&a};
-    cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, dim3((unsigned)layernorm_backward_blocks(v, a.N, ctx)),
+    cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, dim3((unsigned)layernorm_backward_grid(v, a.N, ctx)),
                                           dim3((unsigned)v.threads), arguments, (size_t)v.shared, ctx->stream));
 }
 
