@@ -143,10 +143,10 @@ include dev/dev.mk
 help:
 	@echo "make               build the programs that this machine can build, and the built-in corpus"
 	@echo "make setup         install what is missing: a C compiler if there is none, and the optional parts"
-	@echo "make quickstart    set up, build, train a small GPT-2 on stories about a small world: out/quickstart"
-	@echo "make quickstart-bert   the same for a small BERT, which then fills in masked words: out/quickstart-bert"
+	@echo "make quickstart    set up, build, train a small GPT-2 on stories about a small world;  make quickstart-bert: a BERT"
 	@echo "make test          set up, build, run every test that this machine can run"
 	@echo "make check         seconds: every header alone, include direction, size budgets, formatting, links"
+	@echo "make read          what a plain training step runs: the files in the order to read them, their functions"
 	@echo "make ops           ops against their references;  make grad: against finite differences;  make bench: times"
 	@echo "make emulated      kernels on the CPU, without a GPU, against the same references (OP=attention for one op)"
 	@echo "make exercise      write an op yourself: the exercises (OP=gelu_forward begins one; docs/learning.md)"

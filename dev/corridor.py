@@ -6,12 +6,12 @@
 Builds the CPU program with gcc's --coverage, trains 3 and then 4 steps, and takes the functions that ran more often in
 the second run. Prints one line: the functions and their lines, the files that hold them and all of their lines, the
 percentage of these lines that ran (density), the functions in rooms (a plain step needs none of them), and the files
-and lines that the program includes in all. --list prints the functions by file, too. With four numbers, the exit status
-is 1 if a step needs more files or lines, a lower density, or more functions in rooms.
+and lines that the program includes in all. --list prints the functions by file first, in the order to read them. With
+four numbers, the exit status is 1 if a step needs more files or lines, a lower density, or more functions in rooms.
 """
 import gzip, json, os, re, subprocess, sys, tempfile
 
-CORE = {"base", "data", "device", "dist", "model", "ops", "optim", "run"}  # and bert/ for train_bert.cu
+CORE = ["run", "data", "model", "ops", "optim", "dist", "device", "base"]  # to read in this order; bert/ for train_bert.cu
 FLAGS = "-b 2 -t 32 -v 0 -n 0 -s 0".split() + ["-e", "L=2,C=32,NH=2,T=32", "-o", ""]
 
 
@@ -38,6 +38,10 @@ def count_calls(program, folder, steps):
     return calls
 
 
+def room_of(path):
+    return path.split("/")[1] if path.startswith("llmc/") else ""
+
+
 def count_lines(path):
     with open(path, encoding="utf-8") as f:
         return sum(1 for _ in f)
@@ -52,17 +56,17 @@ def main():
         three = count_calls(program, folder, 3)
         four = count_calls(program, folder, 4)
     functions, run = {}, {}
+    core = CORE + ["bert"] if source == "train_bert.cu" else CORE
     for (path, name), (calls, first, last) in sorted(four.items()):
         if calls > three.get((path, name), (0,))[0]:
             functions.setdefault(path, []).append(name)
             run.setdefault(path, set()).update(range(first, last + 1))
     if "--list" in sys.argv:
-        for path, names in functions.items():
-            print(f"{path} ({len(run[path])} of {count_lines(path)}): {' '.join(names)}")
+        for path in sorted(functions, key=lambda path: (core.index(room_of(path)) if room_of(path) in core else -1, path)):
+            print(f"{path}, {count_lines(path)} lines, {len(run[path])} run: {' '.join(functions[path])}")
     read = sum(count_lines(path) for path in run)
     ran = sum(len(lines) for lines in run.values())
-    core = CORE | {"bert"} if source == "train_bert.cu" else CORE
-    rooms = [name for path in functions if path.startswith("llmc/") and path.split("/")[1] not in core
+    rooms = [name for path in functions if path.startswith("llmc/") and room_of(path) not in core
              for name in functions[path]]
     rule = subprocess.run([*compile_command(source), "-MM"], check=True, capture_output=True, text=True).stdout
     included = set(re.findall(r"\S+\.(?:h|cuh|cu)\b", rule))

@@ -1,6 +1,6 @@
 # Programs of development: tests, checks of GPU code, ladders and exercises, the recommenders. Included by the Makefile.
 
-.PHONY: test-programs ops emulated grad bench exercise ladder san mutants cubins recsys recsys-test
+.PHONY: read test-programs ops emulated grad bench exercise ladder san mutants cubins recsys recsys-test
 
 # Test programs of the CPU build; ops and the double builds come besides.
 TESTS := gpt2 bert base data world llmc_files choices squad examples bpe prefetch run profile order comm
@@ -156,6 +156,10 @@ recsys: $(RECSYS) $(if $(HAS_NVCC),$(RECSYS_GPU))
 recsys-test: $(RECSYS) $(RECSYS_TESTS) $(TEST_CORPUS)
 	@for test in $(RECSYS_TESTS); do $$test || exit 1; done
 	@bash dev/recsys/trainer.sh $(RECSYS)
+
+# What a plain training step runs, in the order to read it.
+read: build/profile_page.inc build/explain_page.inc data/builtin/train.bin
+	@python3 dev/corridor.py --list train_gpt2.cu
 
 mutants:
 	@MAKEFLAGS= python3 dev/mutants.py --jobs $(or $(JOBS),1)
