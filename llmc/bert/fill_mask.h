@@ -44,8 +44,7 @@ static inline int fill_mask_write(Text* t, const WordPiece* words, const MlmBatc
 }
 
 // Show the predictions for the batch's only sequence, from `logits` [masked, Vp] on the device, as a sample of the run.
-static inline void fill_mask_show(Run* r, const WordPiece* words, const MlmBatch* b, floatX* logits, int V,
-                                  int Vp) {
+static inline void fill_mask_show(Run* r, const WordPiece* words, const MlmBatch* b, floatX* logits, int V, int Vp) {
     HostView view = host_view_open(logits, (size_t)b->masked * (size_t)Vp, VIEW_FLOATX);
     Text text = {NULL, 0, 0};
     host_view_read(&r->ctx, &view);
