@@ -84,7 +84,7 @@ static inline void profiler_peak_product(const PeakOperands* o, int size, Contex
         matmul_forward(o->x + 2 * n, o->x, w, size, size, size, SET, ctx);
         return;
     }
-    Fp8Operands none;
+    Fp8Shared none;
     Fp8Product product = {.pass = MATMUL_FORWARD,
                           .a = o->bytes + n,
                           .b = o->bytes,

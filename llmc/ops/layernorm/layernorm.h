@@ -10,6 +10,7 @@
  *                      branch's output (without dropout this is dx itself), and dbias [C] SET or ADD, its column sums:
  *                      the gradient of the bias of the linear layer that computed the branch's output
  *
+ * The residual forward pass's y is an Operand, whose 8-bit copy it fills; if no op reads y.v, it may write only some rows.
  * With SET, dx may be dy. dbranch may be dy.
  *
  * dtypes     x, y, r, b, dx, dy and dbranch are floatX; mean, rstd, the gradients d and dbias are real. w is real in
@@ -164,6 +165,7 @@ static inline void residual_gradient_ref(real* dbranch, real* dbias, const real*
 #else
 #include "llmc/ops/layernorm/cpu.h"
 #endif
+#include "llmc/fp8/layernorm.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Launchers
@@ -177,14 +179,18 @@ COMPILED_IF_CALLED static inline void layernorm_forward(floatX* y, LayerNormStat
     scope_close(&scope);
 }
 
-COMPILED_IF_CALLED static inline void residual_layernorm_forward(floatX* y, ResidualBranch branch, LayerNormStats stats,
+COMPILED_IF_CALLED static inline void residual_layernorm_forward(Operand y, ResidualBranch branch, LayerNormStats stats,
                                                                  const floatX* x, LayerNorm p, Rows size, real eps,
                                                                  Context* ctx) {
     CHECK(size.N > 0 && size.C > 0 && (branch.dropout.threshold == 0 || branch.dropout.sequences->rows == size.N));
+#ifdef __CUDACC__
+    if (y.q && residual_layernorm_forward_fp8(y, branch, stats, x, p, size, eps, ctx)) return;
+#endif
     Scope scope = scope_open(ctx, "residual_layernorm_forward", RESIDUAL_LAYERNORM_FORWARD_FLOPS(size.N, size.C),
                              RESIDUAL_LAYERNORM_FORWARD_BYTES(size.N, size.C), "N=%d C=%d", size.N, size.C);
-    residual_layernorm_forward_rows(y, branch, stats, x, p, size, eps, ctx);
+    residual_layernorm_forward_rows(y.v, branch, stats, x, p, size, eps, ctx);
     scope_close(&scope);
+    if (y.q) fp8_fill(y, size.N, size.C, ctx);
 }
 
 COMPILED_IF_CALLED static inline void layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode,
