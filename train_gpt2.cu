@@ -197,7 +197,7 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
 // Compute logits [N, Vp] from rows x [N, C] of the final layernorm.
 static void forward_head(Model* m, floatX* x, int N, Context* ctx) {
     Operand in = {.v = x, .q = m->a.head_in.q};
-    linear_logits_forward(m->a.logits, in, m->p.head, (LinearSize){N, m->config.C, m->Vp}, ctx);
+    linear_forward(m->a.logits, in, m->p.head, N, m->config.C, m->Vp, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
 
     scope_at(ctx, BACKWARD, -1);
     linear_backward_weight(m->g.head, m->a.dlogits, m->a.head_in, N, C, m->Vp, mode, ctx);
-    linear_logits_backward_input(m->a.dln, m->a.dlogits, m->p.head, (LinearSize){N, C, m->Vp}, ctx);
+    linear_backward_input(m->a.dln, m->a.dlogits, m->p.head, N, C, m->Vp, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, lnf, SET, mode, ctx);
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);

@@ -45,9 +45,9 @@ static inline LinearCase* linear_case(Harness* h, LinearKind kind, int N, int C,
     k->mode = mode, k->gelu = kind.gelu, k->ctx = &h->ctx;
     k->state.is_wanted = 1, k->state.keeps_x = kind.keeps_x;
     k->state.exact_forward = kind.exact_forward;
-    tensors_add(&table, rows, 2, dims, -1);
+    tensors_add(&table, rows, 2, dims, 0);
     fp8_state_plan(&k->state, &table, N);
-    fp8_state_open(&k->state, &table, &k->a, NULL, 0, k->ctx);
+    fp8_state_open(&k->state, &table, NULL, &k->a, sizeof k->a, k->ctx);
     k->x = input(h, (size_t)N * (size_t)C, 1), k->dy = input(h, (size_t)N * (size_t)C, 1e-4);
     k->pre = output(h, (size_t)N * (size_t)F, SET), k->h = output(h, (size_t)N * (size_t)F, SET);
     k->y = output(h, (size_t)N * (size_t)C, SET);
@@ -331,12 +331,13 @@ static inline void test_linear_logits(Harness* h, int N, int C, int Vp) {
     array_upload(k->x);
     array_download(k->x);
     fp8_state_begin_step(&k->state);
-    linear_logits_forward(k->pre.device, k->a.x, k->p[0], z, k->ctx);
+    k->a.x.q->is_centered = 1;
+    linear_forward(k->pre.device, k->a.x, k->p[0], N, C, Vp, k->ctx);
     linear_check_logits(h, k);
     for (int n = 0; n < N; n++) targets[n] = n % 4 == 2 ? -1 : linear_target(k->pre.host + (size_t)n * (size_t)Vp, Vp);
     linear_classifier_backward(dlogits, d, N, Vp, k->ctx);
     linear_backward_weight(weight_only, dlogits, k->a.x, N, C, Vp, SET, k->ctx);
-    linear_logits_backward_input(k->dx.device, dlogits, k->p[0], z, k->ctx);
+    linear_backward_input(k->dx.device, dlogits, k->p[0], N, C, Vp, SET, k->ctx);
     array_download(each);
     const real* dy = linear_unpacked(h, f->shared->dy, N, Vp, 0, FP8_E5M2, fp8_inverse(f, FP8_DY));
     const real* wt = linear_unpacked(h, f->wt, Vp, C, (size_t)Vp, FP8_E4M3, fp8_inverse(f, FP8_W));

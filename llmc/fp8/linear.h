@@ -42,8 +42,7 @@
 typedef struct {
     MatmulPass pass;
     const uint8_t *a, *b;  // w and x; w^T and dy; x^T and dy^T
-    const real *a_inverse, *b_inverse;
-    void* d;  // y, dx or dw
+    void* d;               // y, dx or dw
     const floatX* bias;
     LinearSize size;
     Mode mode;
@@ -66,104 +65,94 @@ static inline Scope fp8_product_open(const Fp8Product* p, Context* ctx) {
 
 #ifdef __CUDACC__
 
-static inline void fp8_product(const Fp8Shared* s, Fp8Product p, Context* ctx) {
-    int N = p.size.N, IC = p.size.IC, OC = p.size.OC;
-    MatmulOperands o = {
-        .a = p.a, .b = p.b, .d = p.d, .bias = p.bias, .N = N, .a_inverse = p.a_inverse, .b_inverse = p.b_inverse};
-    Scope scope = fp8_product_open(&p, ctx);
-    (void)s;
-    matmul_product(matmul_key(MATMUL_PASSES + p.pass, N, IC, OC, p.mode, ctx), &o, ctx);
-    scope_close(&scope);
+static inline void fp8_product_run(const Fp8Linear* f, Fp8Product p, Context* ctx) {
+    MatmulOperands o = {.a = p.a, .b = p.b, .d = p.d, .bias = p.bias, .N = p.size.N};
+    o.a_inverse = fp8_inverse(f, p.pass == MATMUL_BACKWARD_WEIGHT ? FP8_X : FP8_W);
+    o.b_inverse = fp8_inverse(f, p.pass == MATMUL_FORWARD ? FP8_X : FP8_DY);
+    matmul_product(matmul_key(MATMUL_PASSES + p.pass, p.size.N, p.size.IC, p.size.OC, p.mode, ctx), &o, ctx);
 }
 
 #else
 
-// Cast fp8 bytes to real x [N, C]. stride 0: from [N, C]; otherwise from the transpose, with rows `stride` apart.
-static inline void fp8_unpack(real* x, const uint8_t* bytes, int N, int C, size_t stride, Fp8Format format,
-                              const real* inverse) {
+// Cast the bytes of an operand of f to real x [N, C]. stride 0: from [N, C]; otherwise from the transpose, with rows
+// `stride` apart.
+static inline void fp8_unpack(real* x, const uint8_t* bytes, int N, int C, size_t stride, const Fp8Linear* f,
+                              int operand) {
     size_t rows = (size_t)N, columns = (size_t)C;
     real number[256];
-    for (int i = 0; i < 256; i++) number[i] = (real)fp8_to_float((uint8_t)i, format) * *inverse;
+    for (int i = 0; i < 256; i++)
+        number[i] = (real)fp8_to_float((uint8_t)i, fp8_operand_format(operand)) * *fp8_inverse(f, operand);
 #pragma omp parallel for schedule(static)
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < columns; c++)
             x[r * columns + c] = number[bytes[stride ? c * stride + r : r * columns + c]];
 }
 
-static inline void fp8_product(const Fp8Shared* s, Fp8Product p, Context* ctx) {
-    real *a = s->unpacked[0], *b = s->unpacked[1];
+static inline void fp8_product_run(const Fp8Linear* f, Fp8Product p, Context* ctx) {
+    real *a = f->shared->unpacked[0], *b = f->shared->unpacked[1];
     int N = p.size.N, IC = p.size.IC, OC = p.size.OC;
     size_t Np = quantize_rows(N);
     Linear linear = {.w = a, .b = (floatX*)p.bias};
-    Scope scope = fp8_product_open(&p, ctx);
     Product r;
     if (p.pass == MATMUL_FORWARD) {
-        fp8_unpack(a, p.a, OC, IC, 0, FP8_E4M3, p.a_inverse);
-        fp8_unpack(b, p.b, N, IC, 0, FP8_E4M3, p.b_inverse);
+        fp8_unpack(a, p.a, OC, IC, 0, f, FP8_W);
+        fp8_unpack(b, p.b, N, IC, 0, f, FP8_X);
         r = product_forward((floatX*)p.d, b, linear, N, IC, OC);
     } else if (p.pass == MATMUL_BACKWARD_INPUT) {
-        fp8_unpack(a, p.a, OC, IC, (size_t)OC, FP8_E4M3, p.a_inverse);
-        fp8_unpack(b, p.b, N, OC, 0, FP8_E5M2, p.b_inverse);
+        fp8_unpack(a, p.a, OC, IC, (size_t)OC, f, FP8_W);
+        fp8_unpack(b, p.b, N, OC, 0, f, FP8_DY);
         r = product_backward_input((floatX*)p.d, b, a, N, IC, OC);
     } else {
-        fp8_unpack(a, p.a, N, IC, Np, FP8_E4M3, p.a_inverse);
-        fp8_unpack(b, p.b, N, OC, Np, FP8_E5M2, p.b_inverse);
+        fp8_unpack(a, p.a, N, IC, Np, f, FP8_X);
+        fp8_unpack(b, p.b, N, OC, Np, f, FP8_DY);
         r = product_backward_weight((real*)p.d, b, a, N, IC, OC);
     }
     r.mode = p.mode;
     product_run(&r, ctx);
-    scope_close(&scope);
 }
 
 #endif
 
+static inline void fp8_product(const Fp8Linear* f, Fp8Product p, Context* ctx) {
+    Scope scope = fp8_product_open(&p, ctx);
+    fp8_product_run(f, p, ctx);
+    scope_close(&scope);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Launchers: each has the contract of model/linear.h's op
+
+// Fill x.q from x minus its mean, whose matmul is part of the bias. Most of the logits is common to all tokens, and fast
+// accumulation would lose more of this part than of the rest.
+COMPILED_IF_CALLED static inline void fp8_fill_centered(Operand x, int N, int C, Context* ctx) {
+    const Fp8Linear* f = x.q->layer;
+    fp8_fill(x, N, C, ctx);
+    if (f->exact_forward) return;
+    mean_bias_center(f->shared->center, fp8_rounded(x.q), N, C, ctx);
+    quantize(fp8_output(f, FP8_X, x.q->y, NULL), quantize_centered(x.v, f->shared->center), N, C, ctx);
+}
 
 COMPILED_IF_CALLED static inline void fp8_linear_forward(floatX* y, Operand x, Linear p, LinearSize z, Context* ctx) {
     const Fp8Linear* f = x.q->layer;
     const Fp8Shared* s = f->shared;
+    if (x.q->is_centered) fp8_fill_centered(x, z.N, z.IC, ctx);
     QuantizeOutput w = fp8_output(f, FP8_W, f->w, f->wt);
-    QuantizeBias bias = {.y = s->bias, .b = p.b, .means = s->means};
     if (!f->exact_forward) {
         mean_bias_center(s->means, fp8_rounded(x.q), z.N, z.IC, ctx);
-        w.bias = bias;
+        w.bias = (QuantizeBias){.y = s->bias, .b = p.b, .means = s->means};
     }
     fp8_quantize(f, FP8_W, w, quantize_plain(p.w), z.OC, z.IC, ctx);
-    Fp8Product product = {.pass = MATMUL_FORWARD,
-                          .a = f->w,
-                          .b = x.q->y,
-                          .a_inverse = fp8_inverse(f, FP8_W),
-                          .b_inverse = fp8_inverse(f, FP8_X),
-                          .d = y,
-                          .bias = s->bias,
-                          .size = z,
-                          .mode = SET};
+    Fp8Product product = {MATMUL_FORWARD, f->w, x.q->y, y, s->bias, z, SET};
     if (f->exact_forward) matmul_forward(y, x.v, p, z.N, z.IC, z.OC, SET, ctx);
-    else fp8_product(s, product, ctx);
-}
-
-// Multiplies x minus its mean; the mean's matmul is part of the bias. Most of the logits is common to all tokens, and
-// fast accumulation would lose more of this part than of the rest.
-COMPILED_IF_CALLED static inline void fp8_linear_logits_forward(floatX* y, Operand x, Linear p, LinearSize z,
-                                                                Context* ctx) {
-    const Fp8Linear* f = x.q->layer;
-    const Fp8Shared* s = f->shared;
-    fp8_fill(x, z.N, z.IC, ctx);
-    if (!f->exact_forward) {
-        mean_bias_center(s->center, fp8_rounded(x.q), z.N, z.IC, ctx);
-        quantize(fp8_output(f, FP8_X, x.q->y, NULL), quantize_centered(x.v, s->center), z.N, z.IC, ctx);
-    }
-    fp8_linear_forward(y, x, p, z, ctx);
+    else fp8_product(f, product, ctx);
 }
 
 // y.v is written only if something reads it.
 COMPILED_IF_CALLED static inline void fp8_linear_gelu_forward(Operand y, GeluInput gelu, Operand x, Linear p,
                                                               LinearSize z, Context* ctx) {
-    BiasGrad none = {.b = NULL, .mode = SET};
     fp8_linear_forward(gelu.pre, x, p, z, ctx);
     if (y.q->v_is_read) gelu_forward(y.v, gelu.pre, (size_t)z.N * (size_t)z.OC, gelu.kind, ctx);
-    fp8_fill_from(y.q, quantize_gelu(gelu.pre, gelu.kind), none, z.N, z.OC, ctx);
+    fp8_fill_from(y.q, quantize_gelu(gelu.pre, gelu.kind), (BiasGrad){.b = NULL}, z.N, z.OC, ctx);
 }
 
 COMPILED_IF_CALLED static inline void fp8_linear_backward_weight(LinearGrads d, Operand dy, Operand x, LinearSize z,
@@ -174,52 +163,29 @@ COMPILED_IF_CALLED static inline void fp8_linear_backward_weight(LinearGrads d, 
     if (d.b) fp8_fill_from(dy.q, quantize_plain(dy.v), db, z.N, z.OC, ctx);
     const uint8_t* xt = s->records && x.q->yt ? x.q->yt : s->xt;
     if (xt == s->xt) quantize(fp8_output(f, FP8_X, NULL, s->xt), quantize_plain(x.v), z.N, z.IC, ctx);
-    Fp8Product product = {.pass = MATMUL_BACKWARD_WEIGHT,
-                          .a = xt,
-                          .b = dy.q->yt,
-                          .a_inverse = fp8_inverse(f, FP8_X),
-                          .b_inverse = fp8_inverse(f, FP8_DY),
-                          .d = d.w,
-                          .size = z,
-                          .mode = mode};
-    fp8_product(s, product, ctx);
+    fp8_product(f, (Fp8Product){MATMUL_BACKWARD_WEIGHT, xt, dy.q->yt, d.w, NULL, z, mode}, ctx);
 }
 
-COMPILED_IF_CALLED static inline void fp8_linear_backward_input(floatX* dx, Operand dy, LinearSize z, Mode mode,
-                                                                Context* ctx) {
+// If dy is the gradient of logits, its rounding errors at the targets are added back.
+COMPILED_IF_CALLED static inline void fp8_linear_backward_input(floatX* dx, Operand dy, Linear p, LinearSize z,
+                                                                Mode mode, Context* ctx) {
     const Fp8Linear* f = dy.q->layer;
-    Fp8Product product = {.pass = MATMUL_BACKWARD_INPUT,
-                          .a = f->wt,
-                          .b = dy.q->y,
-                          .a_inverse = fp8_inverse(f, FP8_W),
-                          .b_inverse = fp8_inverse(f, FP8_DY),
-                          .d = dx,
-                          .size = z,
-                          .mode = mode};
-    fp8_product(f->shared, product, ctx);
+    RoundedLogits rounded = {dy.q->from.logits, dy.q->y, fp8_inverse(f, FP8_DY), z.OC};
+    fp8_product(f, (Fp8Product){MATMUL_BACKWARD_INPUT, f->wt, dy.q->y, dx, NULL, z, mode}, ctx);
+    if (dy.q->from.source == QUANTIZE_CLASSIFIER_BACKWARD) target_rounding(dx, rounded, p.w, z.N, z.IC, ctx);
 }
 
 // The logits dlogits.v stay as they are: their gradient is written only in fp8.
 COMPILED_IF_CALLED static inline void fp8_linear_classifier_backward(Operand dlogits, LogitsGradient d, int N, int Vp,
                                                                      Context* ctx) {
-    BiasGrad none = {.b = NULL, .mode = SET};
     classifier_forward(d.losses, dlogits.v, d.targets, N, d.V, Vp, ctx);
-    fp8_fill_from(dlogits.q, quantize_classifier_backward(dlogits.v, d), none, N, Vp, ctx);
-}
-
-// The rounding error at the targets is added back.
-COMPILED_IF_CALLED static inline void fp8_linear_logits_backward_input(floatX* dx, Operand dy, Linear p, LinearSize z,
-                                                                       Context* ctx) {
-    RoundedLogits rounded = {.of = dy.q->from.logits, .rounded = dy.q->y, .Vp = z.OC};
-    rounded.inverse = fp8_inverse(dy.q->layer, FP8_DY);
-    fp8_linear_backward_input(dx, dy, z, SET, ctx);
-    target_rounding(dx, rounded, p.w, z.N, z.IC, ctx);
+    fp8_fill_from(dlogits.q, quantize_classifier_backward(dlogits.v, d), (BiasGrad){.b = NULL}, N, Vp, ctx);
 }
 
 // dpre.v is scratch: it lacks GELU's derivative.
-COMPILED_IF_CALLED static inline void fp8_linear_gelu_backward_input(Operand dpre, BiasGrad db, Operand dy,
+COMPILED_IF_CALLED static inline void fp8_linear_gelu_backward_input(Operand dpre, BiasGrad db, Operand dy, Linear p,
                                                                      GeluInput gelu, LinearSize z, Context* ctx) {
-    fp8_linear_backward_input(dpre.v, dy, z, SET, ctx);
+    fp8_linear_backward_input(dpre.v, dy, p, z, SET, ctx);
     fp8_fill_from(dpre.q, quantize_gelu_backward(dpre.v, gelu.pre, gelu.kind), db, z.N, z.IC, ctx);
 }
 

@@ -44,6 +44,7 @@ typedef struct Fp8Copy {
     const Fp8Linear* layer;  // which multiplies it
     int operand;             // FP8_X or FP8_DY
     int v_is_read;           // 1: something reads v besides this copy
+    int is_centered;         // 1: x of the output matrix, which linear_forward() fills from v minus its mean
     uint8_t *y, *yt;         // [N, C] and [C, Np]; yt of x NULL: not kept
     QuantizeInput from;      // what it was computed from
 } Fp8Copy;
@@ -104,8 +105,7 @@ COMPILED_IF_CALLED static inline void fp8_fill_from(Fp8Copy* q, QuantizeInput in
 
 // Fill x.q from x.v [N, C].
 COMPILED_IF_CALLED static inline void fp8_fill(Operand x, int N, int C, Context* ctx) {
-    BiasGrad none = {.b = NULL, .mode = SET};
-    fp8_fill_from(x.q, quantize_plain(x.v), none, N, C, ctx);
+    fp8_fill_from(x.q, quantize_plain(x.v), (BiasGrad){.b = NULL}, N, C, ctx);
 }
 
 #endif

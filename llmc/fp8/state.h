@@ -210,6 +210,7 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* o
         Fp8Copy x = {.layer = &s->linears[n], .operand = FP8_X, .y = o->x, .yt = kept};
         Fp8Copy dy = {.layer = &s->linears[n], .operand = FP8_DY, .y = o->dy, .yt = o->dyt};
         x.v_is_read = t->x_is_read || linear.exact_forward;
+        x.is_centered = t->layer < 0;  // the output matrix
         char* target = t->layer < 0 ? (char*)outer : (char*)layers + (size_t)t->layer * layer_bytes;
         s->names[n] = t->name;
         s->linears[n] = linear;

@@ -22,16 +22,8 @@ COMPILED_IF_CALLED static inline void operand_fill(Operand x, int N, int C, Cont
 
 COMPILED_IF_CALLED static inline void linear_forward(floatX* y, Operand x, Linear p, int N, int IC, int OC,
                                                      Context* ctx) {
-    LinearSize size = {.N = N, .IC = IC, .OC = OC};
-    if (x.q) fp8_linear_forward(y, x, p, size, ctx);
+    if (x.q) fp8_linear_forward(y, x, p, (LinearSize){N, IC, OC}, ctx);
     else matmul_forward(y, x.v, p, N, IC, OC, SET, ctx);
-}
-
-// linear_forward() of the output matrix. It fills x.q itself, which is not x there, but x minus its mean.
-COMPILED_IF_CALLED static inline void linear_logits_forward(floatX* y, Operand x, Linear p, LinearSize z,
-                                                            Context* ctx) {
-    if (x.q) fp8_linear_logits_forward(y, x, p, z, ctx);
-    else matmul_forward(y, x.v, p, z.N, z.IC, z.OC, SET, ctx);
 }
 
 COMPILED_IF_CALLED static inline void linear_gelu_forward(Operand y, GeluInput gelu, Operand x, Linear p, LinearSize z,
@@ -43,15 +35,13 @@ COMPILED_IF_CALLED static inline void linear_gelu_forward(Operand y, GeluInput g
 // If it computes db, it also fills dy.q, in the same pass.
 COMPILED_IF_CALLED static inline void linear_backward_weight(LinearGrads d, Operand dy, Operand x, int N, int IC,
                                                              int OC, Mode mode, Context* ctx) {
-    LinearSize size = {.N = N, .IC = IC, .OC = OC};
-    if (dy.q) fp8_linear_backward_weight(d, dy, x, size, mode, ctx);
+    if (dy.q) fp8_linear_backward_weight(d, dy, x, (LinearSize){N, IC, OC}, mode, ctx);
     else matmul_backward_weight(d, dy.v, x.v, N, IC, OC, mode, ctx);
 }
 
 COMPILED_IF_CALLED static inline void linear_backward_input(floatX* dx, Operand dy, Linear p, int N, int IC, int OC,
                                                             Mode mode, Context* ctx) {
-    LinearSize size = {.N = N, .IC = IC, .OC = OC};
-    if (dy.q) fp8_linear_backward_input(dx, dy, size, mode, ctx);
+    if (dy.q) fp8_linear_backward_input(dx, dy, p, (LinearSize){N, IC, OC}, mode, ctx);
     else matmul_backward_input(dx, dy.v, p.w, N, IC, OC, mode, ctx);
 }
 
@@ -62,18 +52,11 @@ COMPILED_IF_CALLED static inline void linear_classifier_backward(Operand dlogits
     else classifier_backward(d.losses, dlogits.v, d.targets, d.loss_scale, N, d.V, Vp, ctx);
 }
 
-// linear_backward_input() of the output matrix, after linear_classifier_backward().
-COMPILED_IF_CALLED static inline void linear_logits_backward_input(floatX* dx, Operand dlogits, Linear p, LinearSize z,
-                                                                   Context* ctx) {
-    if (dlogits.q) fp8_linear_logits_backward_input(dx, dlogits, p, z, ctx);
-    else matmul_backward_input(dx, dlogits.v, p.w, z.N, z.IC, z.OC, SET, ctx);
-}
-
 // `d`: the gradients of the layer before GELU; only d.b is written.
 COMPILED_IF_CALLED static inline void linear_gelu_backward_input(Operand dpre, LinearGrads d, Mode mode, Operand dy,
                                                                  Linear p, GeluInput gelu, LinearSize z, Context* ctx) {
     BiasGrad db = {.b = d.b, .mode = mode};
-    if (dy.q) fp8_linear_gelu_backward_input(dpre, db, dy, gelu, z, ctx);
+    if (dy.q) fp8_linear_gelu_backward_input(dpre, db, dy, p, gelu, z, ctx);
     else matmul_gelu_backward_input(dpre.v, db, dy.v, p.w, gelu.pre, z.N, z.IC, z.OC, gelu.kind, ctx);
 }
 

@@ -61,7 +61,7 @@ typedef struct {
 } PeakOperands;
 
 static inline PeakOperands profiler_peak_operands(int fp8, Context* ctx) {
-    static const real ones[FP8_INVERSE_APART] = {1};
+    static const real ones[2 * FP8_INVERSE_APART] = {1, 1, 1, 1, 1, 1, 1, 1};  // of x and of w
     size_t n = (size_t)PEAK_SIZE * PEAK_SIZE;
     PeakOperands o = {.x = (floatX*)device_alloc(ctx, 3 * n * sizeof(floatX), "measurement")};
     HostView view = host_view_open(o.x, 2 * n, VIEW_FLOATX);
@@ -84,17 +84,10 @@ static inline void profiler_peak_product(const PeakOperands* o, int size, Contex
         matmul_forward(o->x + 2 * n, o->x, w, size, size, size, SET, ctx);
         return;
     }
-    Fp8Shared none;
-    Fp8Product product = {.pass = MATMUL_FORWARD,
-                          .a = o->bytes + n,
-                          .b = o->bytes,
-                          .a_inverse = o->one,
-                          .b_inverse = o->one,
-                          .d = o->x + 2 * n,
-                          .size = {size, size, size},
-                          .mode = SET};
-    memset(&none, 0, sizeof none);
-    fp8_product(&none, product, ctx);
+    Fp8Shared shared = {.scales = {.inverse = o->one}};
+    Fp8Linear layer = {.shared = &shared};
+    fp8_product(&layer,
+                (Fp8Product){MATMUL_FORWARD, o->bytes + n, o->bytes, o->x + 2 * n, NULL, {size, size, size}, SET}, ctx);
 }
 
 // The best FLOP/s of repeated square matmuls, in floatX or fp8, with the library's default algorithm: timing others
@@ -126,7 +119,7 @@ static inline double profiler_matmul_flops(int fp8, Context* ctx) {
     }
     device_set_autotune(ctx, autotune);
     device_free(operands.x, 3 * n * sizeof(floatX));
-    if (fp8) device_free(operands.bytes, 2 * n), device_free(operands.one, FP8_INVERSE_APART * sizeof(real));
+    if (fp8) device_free(operands.bytes, 2 * n), device_free(operands.one, 2 * FP8_INVERSE_APART * sizeof(real));
     return best;
 }
 

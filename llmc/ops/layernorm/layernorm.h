@@ -59,7 +59,7 @@ typedef struct {
 // Where a backward pass writes.
 typedef struct {
     ResidualGrad r;
-    LinearGrads d;  // of w and b
+    LayerNormGrads d;  // of w and b
 } LayerNormTargets;
 
 #define LAYERNORM_FORWARD_FLOPS(N, C) (7.0 * (N) * (C))
