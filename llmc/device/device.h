@@ -46,11 +46,10 @@ typedef enum { FLASH, MATERIALIZED } AttentionPath;
 // The part of a step that a launch belongs to.
 typedef enum { FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, DIRECTIONS } Direction;
 
-// What a linear layer multiplies: its input, or the gradient of its output. An op that is given an operand to write
-// fills q too. After an op that is given only v, the caller does: operand_fill().
+// What a linear layer multiplies: its input, or the gradient of its output. An op that is given one to write fills q.
 typedef struct {
     floatX* v;
-    struct Fp8Copy* q;  // v in 8 bits (fp8/operand.h); NULL: none, the matmul reads v
+    struct Fp8Copy* q;  // v in 8 bits (fp8/operand.h); NULL: none, so the matmul reads v
 } Operand;
 
 // A linear layer: w [OC, IC], b [OC] or NULL.
