@@ -653,12 +653,12 @@ static void check_dropout(Tests* t, Bench* b, uint64_t seed, uint64_t step, int 
         AttentionShape shape = {.NH = m->config.NH, .HS = C / m->config.NH, .mask = FULL};
         shape.dropout = dropout_make(attention, seed, step, l, SITE_DROPOUT_ATTENTION, on_device);
         name = xprintf("%s, layer %d, attention", what, l);
-        report_attention(t, name, a->att, a->qkv, on_device, shape, &b->ctx);
+        report_attention(t, name, a->att.v, a->qkv, on_device, shape, &b->ctx);
         free(name), name = xprintf("%s, layer %d, after attention", what, l);
         report_dropped(t, name, a->mid, input_of(m, l), C,
                        dropout_make(hidden, seed, step, l, SITE_DROPOUT_ATTENTION_OUT, &s), &b->ctx);
         free(name), name = xprintf("%s, layer %d, after the MLP", what, l);
-        report_dropped(t, name, a->out, a->ln1, C, dropout_make(hidden, seed, step, l, SITE_DROPOUT_MLP_OUT, &s),
+        report_dropped(t, name, a->out, a->ln1.v, C, dropout_make(hidden, seed, step, l, SITE_DROPOUT_MLP_OUT, &s),
                        &b->ctx);
         free(name);
     }

@@ -308,7 +308,7 @@ static void check_dropout(Tests* t, Bench* b, uint64_t seed, uint64_t step, int 
         AttentionShape shape = {.NH = m->config.NH, .HS = C / m->config.NH, .mask = CAUSAL};
         shape.dropout = dropout_make(attention, seed, step, l, SITE_DROPOUT_ATTENTION, &on_device);
         name = xprintf("%s, layer %d, attention", what, l);
-        report_attention(t, name, a->att, a->qkv, &on_device, shape, &b->ctx);
+        report_attention(t, name, a->att.v, a->qkv, &on_device, shape, &b->ctx);
         free(name), name = xprintf("%s, layer %d, after attention", what, l);
         report_dropped(t, name, a->mid, residual_into(m, l), C,
                        dropout_make(residual, seed, step, l, SITE_DROPOUT_ATTENTION_OUT, &s), &b->ctx);
@@ -735,7 +735,7 @@ static void test_finite_differences(Tests* t, int tied, double dropout, Gelu gel
     memset(m->p.wte + (size_t)config.V * (size_t)config.C, 0,
            (size_t)(m->Vp - config.V) * (size_t)config.C * sizeof(real));
     if (!tied)
-        memset(m->p.head + (size_t)config.V * (size_t)config.C, 0,
+        memset(m->p.head.w + (size_t)config.V * (size_t)config.C, 0,
                (size_t)(m->Vp - config.V) * (size_t)config.C * sizeof(real));
     train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
     real* analytic = (real*)xmalloc(m->buffers.table.elements * sizeof(real));

@@ -15,8 +15,7 @@
 #include "llmc/bert/mlm_evaluation.h"  // losses and accuracies on held-out text
 #include "llmc/bert/next_sentence.h"
 #include "llmc/model/config.h"  // config.json as a table
-#include "llmc/model/linear.h"
-#include "llmc/model/linear_input.h"
+#include "llmc/model/linear.h"  // linear layers, in floatX and in fp8
 #include "llmc/ops/accuracy.h"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/classifier/classifier.h"
@@ -65,6 +64,28 @@ typedef struct {
     BlockGrads* h;
 } Grads;
 
+// ---------------------------------------------------------------------------------------------------------
+// Activations. A residual buffer first holds a branch's output, then its sum with the residual.
+
+typedef struct {               // all [N, ...]
+    Operand in, att, ln1, fc;  // in: the block's input
+    floatX *qkv, *mid, *fc_pre, *out, *ln2;
+    Operand dqkv, dfc, dmid, dout;  // gradients; dmid and dout are of the branches' outputs: branch_gradient()
+    LayerNormStats ln1_stats, ln2_stats;
+    real* lse;
+} BlockActs;
+
+typedef struct {
+    floatX *embedded, *ln0;                                     // [N, C]; ln0 after its dropout
+    floatX *masked, *transform_pre, *transform, *lnt, *logits;  // [M, ...] the masked rows
+    floatX *first, *pooled;  // [S, C] the first row of each sequence; the pooler's matmul output, then its gradient
+    LayerNormStats ln0_stats, lnt_stats;
+    real *next_logits, *losses;  // [S, 2]; [M] per masked row
+    real *loss, *correct;        // [2] masked tokens, next sentence: summed losses; correct predictions
+    floatX *dx, *dbranch, *datt, *dlnt, *dmasked, *dfirst;  // activation gradients; dx is the residual stream's
+    BlockActs* h;
+} Acts;
+
 // Symbols for the dimensions in the tables. ONE_DIM: no second dimension.
 // clang-format off
 enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_TYPES, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_M, DIM_S, DIM_NEXT,
@@ -79,19 +100,19 @@ static const TensorRow EMBEDDING_ROWS[] = {
     {"bert.embeddings.LayerNorm.bias",                             offsetof(Params, ln0.b),            {DIM_C},            OWN,     0,      INIT_ZERO,      0},
 };
 static const TensorRow BLOCK_ROWS[] = {
-    {"bert.encoder.layer.%d.attention.self.query.weight",          offsetof(BlockParams, qkv.w),       {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, offsetof(BlockParams, qkv.fp8), 1},
-    {"bert.encoder.layer.%d.attention.self.key.weight",            offsetof(BlockParams, key.w),       {DIM_C, DIM_C},     GROUPED, 0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, 0, 1},
-    {"bert.encoder.layer.%d.attention.self.value.weight",          offsetof(BlockParams, value.w),     {DIM_C, DIM_C},     GROUPED, 0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, 0, 1},
+    {"bert.encoder.layer.%d.attention.self.query.weight",          offsetof(BlockParams, qkv.w),       {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, 1, offsetof(BlockActs, in.q), offsetof(BlockActs, dqkv.q), 1},
+    {"bert.encoder.layer.%d.attention.self.key.weight",            offsetof(BlockParams, key.w),       {DIM_C, DIM_C},     GROUPED, 0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, 1},
+    {"bert.encoder.layer.%d.attention.self.value.weight",          offsetof(BlockParams, value.w),     {DIM_C, DIM_C},     GROUPED, 0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, 1},
     {"bert.encoder.layer.%d.attention.self.query.bias",            offsetof(BlockParams, qkv.b),       {DIM_C},            OWN,     0,      INIT_ZERO,      0},
     {"bert.encoder.layer.%d.attention.self.key.bias",              offsetof(BlockParams, key.b),       {DIM_C},            GROUPED, 0,      INIT_ZERO,      0},
     {"bert.encoder.layer.%d.attention.self.value.bias",            offsetof(BlockParams, value.b),     {DIM_C},            GROUPED, 0,      INIT_ZERO,      0},
-    {"bert.encoder.layer.%d.attention.output.dense.weight",        offsetof(BlockParams, attproj.w),   {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL_RESIDUAL, 1, AS_IN_MEMORY, 0, offsetof(BlockParams, attproj.fp8), 1},
+    {"bert.encoder.layer.%d.attention.output.dense.weight",        offsetof(BlockParams, attproj.w),   {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL_RESIDUAL, 1, AS_IN_MEMORY, 0, 1, offsetof(BlockActs, att.q), offsetof(BlockActs, dmid.q)},
     {"bert.encoder.layer.%d.attention.output.dense.bias",          offsetof(BlockParams, attproj.b),   {DIM_C},            OWN,     0,      INIT_ZERO,      0},
     {"bert.encoder.layer.%d.attention.output.LayerNorm.weight",    offsetof(BlockParams, ln1.w),       {DIM_C},            OWN,     0,      INIT_ONE,       0, AS_IN_MEMORY, offsetof(BlockParams, ln1.w_fp32)},
     {"bert.encoder.layer.%d.attention.output.LayerNorm.bias",      offsetof(BlockParams, ln1.b),       {DIM_C},            OWN,     0,      INIT_ZERO,      0},
-    {"bert.encoder.layer.%d.intermediate.dense.weight",            offsetof(BlockParams, fc.w),        {DIM_F, DIM_C},     OWN,     0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, offsetof(BlockParams, fc.fp8), 1},
+    {"bert.encoder.layer.%d.intermediate.dense.weight",            offsetof(BlockParams, fc.w),        {DIM_F, DIM_C},     OWN,     0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, 1, offsetof(BlockActs, ln1.q), offsetof(BlockActs, dfc.q), 1},
     {"bert.encoder.layer.%d.intermediate.dense.bias",              offsetof(BlockParams, fc.b),        {DIM_F},            OWN,     0,      INIT_ZERO,      0},
-    {"bert.encoder.layer.%d.output.dense.weight",                  offsetof(BlockParams, fcproj.w),    {DIM_C, DIM_F},     OWN,     0,      INIT_NORMAL_RESIDUAL, 1, AS_IN_MEMORY, 0, offsetof(BlockParams, fcproj.fp8), 1},
+    {"bert.encoder.layer.%d.output.dense.weight",                  offsetof(BlockParams, fcproj.w),    {DIM_C, DIM_F},     OWN,     0,      INIT_NORMAL_RESIDUAL, 1, AS_IN_MEMORY, 0, 1, offsetof(BlockActs, fc.q), offsetof(BlockActs, dout.q)},
     {"bert.encoder.layer.%d.output.dense.bias",                    offsetof(BlockParams, fcproj.b),    {DIM_C},            OWN,     0,      INIT_ZERO,      0},
     {"bert.encoder.layer.%d.output.LayerNorm.weight",              offsetof(BlockParams, ln2.w),       {DIM_C},            OWN,     0,      INIT_ONE,       0, AS_IN_MEMORY, offsetof(BlockParams, ln2.w_fp32)},
     {"bert.encoder.layer.%d.output.LayerNorm.bias",                offsetof(BlockParams, ln2.b),       {DIM_C},            OWN,     0,      INIT_ZERO,      0},
@@ -119,28 +140,6 @@ static const char* const HEAD[][2] = {{"embeddings.word_embeddings.weight", "cls
 static const char* const OLD_NAMES[][2] = {{"cls.predictions.bias", "cls.predictions.decoder.bias"}, {"cls.predictions.decoder.bias", "cls.predictions.bias"},
                                            {"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}};  // older names in files
 // clang-format on
-
-// ---------------------------------------------------------------------------------------------------------
-// Activations. A residual buffer first holds a branch's output, then its sum with the residual.
-
-typedef struct {
-    floatX *qkv, *att, *mid, *ln1, *fc_pre, *fc, *out, *ln2;  // [N, ...]
-    LayerNormStats ln1_stats, ln2_stats;
-    real* lse;
-} BlockActs;
-
-typedef struct {
-    floatX *embedded, *ln0;                                     // [N, C]; ln0 after its dropout
-    floatX *masked, *transform_pre, *transform, *lnt, *logits;  // [M, ...] the masked rows
-    floatX *first, *pooled;  // [S, C] the first row of each sequence; the pooler's matmul output, then its gradient
-    LayerNormStats ln0_stats, lnt_stats;
-    real* next_logits;                         // [S, 2]
-    real* losses;                              // [M] per masked row
-    real *loss, *correct;                      // [2] masked tokens, next sentence: summed losses; correct predictions
-    floatX *dx, *dbranch, *dfc, *dqkv, *datt;  // activation gradients; dx is the residual stream's
-    floatX *dlnt, *dmasked, *dfirst;
-    BlockActs* h;
-} Acts;
 
 typedef struct {
     int L, NH, C, F, V, T, types;  // T: positions, the maximum sequence length
@@ -188,19 +187,19 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     BlockActs* a = &m->a.h[l];
     int last = l + 1 == c->L, N = s->rows, C = c->C;
     Rows rows = {.N = N, .C = C};
-    LayerNorm ln1 = layernorm_also_for(p->ln1, p->fc), ln2 = last ? p->ln2 : layernorm_also_for(p->ln2, p[1].qkv);
+    Operand next = last ? (Operand){.v = a->ln2, .q = NULL} : a[1].in;
     ResidualBranch attention = {.r = a->mid, .dropout = dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT)};
     ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
-    GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
 
     scope_at(ctx, FORWARD, l);
-    linear_forward(a->qkv, input_of(m, l), p->qkv, N, C, 3 * C, ctx);
-    attention_forward(a->att, a->lse, a->qkv, s, attention_at(m, s, l), ctx);
+    linear_forward(a->qkv, a->in, p->qkv, N, C, 3 * C, ctx);
+    attention_forward(a->att.v, a->lse, a->qkv, s, attention_at(m, s, l), ctx);
+    operand_fill(a->att, N, C, ctx);
     linear_forward(a->mid, a->att, p->attproj, N, C, C, ctx);
-    residual_layernorm_for_linear(a->ln1, attention, a->ln1_stats, input_of(m, l), ln1, rows, (real)c->eps, ctx);
-    linear_gelu_forward(a->fc, gelu, a->ln1, p->fc, p->fcproj, (LinearSize){.N = N, .IC = C, .OC = c->F}, ctx);
+    residual_layernorm_forward(a->ln1, attention, a->ln1_stats, a->in.v, p->ln1, rows, (real)c->eps, ctx);
+    linear_gelu_forward(a->fc, (GeluInput){a->fc_pre, c->gelu}, a->ln1, p->fc, (LinearSize){N, C, c->F}, ctx);
     linear_forward(a->out, a->fc, p->fcproj, N, c->F, C, ctx);
-    residual_layernorm_for_linear(a->ln2, mlp, a->ln2_stats, a->ln1, ln2, rows, (real)c->eps, ctx);
+    residual_layernorm_forward(next, mlp, a->ln2_stats, a->ln1.v, p->ln2, rows, (real)c->eps, ctx);
 }
 
 // Forward pass up to the last block's layernorm [N, C].
@@ -212,9 +211,9 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
     scope_at(ctx, FORWARD, -1);
     model_buffers_update_copies(&m->buffers, ctx);
     embedding_forward(m->a.embedded, rows, tables, m->buffers.step.embedding, dropout_none(s), ctx);
-    layernorm_forward(m->a.ln0, m->a.ln0_stats, m->a.embedded, m->p.ln0, (Rows){.N = s->rows, .C = c->C}, (real)c->eps,
-                      ctx);
+    layernorm_forward(m->a.ln0, m->a.ln0_stats, m->a.embedded, m->p.ln0, (Rows){s->rows, c->C}, (real)c->eps, ctx);
     dropout_forward(m->a.ln0, m->a.ln0, s->rows, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
+    operand_fill(m->a.h[0].in, s->rows, c->C, ctx);
     for (int l = 0; l < c->L; l++) {
         if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, l, ctx);
         forward_block(m, l, s, ctx);
@@ -256,8 +255,11 @@ static ResidualGrad residual_gradient(const Model* m, const Sequences* s, int l,
 }
 
 // The gradient of a branch's output after residual_layernorm_backward(). Without dropout it is the stream's gradient.
-static const floatX* branch_gradient(const Model* m, const Sequences* s, int l, int site) {
-    return dropout_at(m, s, l, site).threshold ? m->a.dbranch : m->a.dx;
+static Operand branch_gradient(const Model* m, const Sequences* s, int l, int site, Context* ctx) {
+    Operand d = site == SITE_DROPOUT_ATTENTION_OUT ? m->a.h[l].dmid : m->a.h[l].dout;
+    d.v = dropout_at(m, s, l, site).threshold ? m->a.dbranch : m->a.dx;
+    operand_fill(d, s->rows, m->config.C, ctx);
+    return d;
 }
 
 static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Context* ctx) {
@@ -267,37 +269,34 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     BlockActs* a = &m->a.h[l];
     int N = s->rows, C = c->C;
     Rows rows = {.N = N, .C = C};
-    floatX *x = input_of(m, l), *dx = m->a.dx;
-    LayerNormInputs ln1 = {.dy = dx, .x = a->mid, .stats = a->ln1_stats, .w = p->ln1.w, .size = rows};
-    LayerNormInputs ln2 = {.dy = dx, .x = a->out, .stats = a->ln2_stats, .w = p->ln2.w, .size = rows};
-    // These bias gradients are fused into the layernorm and GELU backward ops.
-    LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc);
-    LinearGrads dattproj = linear_weight_only(g->attproj);
+    LayerNormInputs ln1 = {.dy = m->a.dx, .x = a->mid, .stats = a->ln1_stats, .w = p->ln1.w, .size = rows};
+    LayerNormInputs ln2 = {.dy = m->a.dx, .x = a->out, .stats = a->ln2_stats, .w = p->ln2.w, .size = rows};
+    // Without biases, whose gradients are fused into the layernorm and GELU backward ops.
+    LinearGrads dfcproj = {.w = g->fcproj.w}, dfc = {.w = g->fc.w}, dattproj = {.w = g->attproj.w};
     GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
-    LinearSize fcproj_size = {.N = N, .IC = c->F, .OC = C};
 
     scope_at(ctx, BACKWARD, l);
-    if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
+    if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc.v, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
     if (m->recompute >= RECOMPUTE_NORMS)
-        layernorm_forward(a->ln1, a->ln1_stats, a->mid, p->ln1, rows, (real)c->eps, ctx);
+        layernorm_forward(a->ln1.v, a->ln1_stats, a->mid, p->ln1, rows, (real)c->eps, ctx);
     residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_MLP_OUT), g->ln2, ln2, SET, mode, ctx);
-    const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
+    Operand dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT, ctx);
     linear_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
-    linear_gelu_backward_input(m->a.dfc, g->fc, mode, dbranch, p->fcproj, gelu, fcproj_size, ctx);
-    linear_backward_weight(dfc, m->a.dfc, a->ln1, N, C, c->F, mode, ctx);
-    linear_backward_input(dx, m->a.dfc, p->fc, N, C, c->F, ADD, ctx);
+    linear_gelu_backward_input(a->dfc, g->fc, mode, dbranch, p->fcproj, gelu, (LinearSize){N, c->F, C}, ctx);
+    linear_backward_weight(dfc, a->dfc, a->ln1, N, C, c->F, mode, ctx);
+    linear_backward_input(m->a.dx, a->dfc, p->fc, N, C, c->F, ADD, ctx);
 
     residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln1, ln1, SET, mode, ctx);
-    dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
+    dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT, ctx);
     linear_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
     if (m->buffers.grad_sync) grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
-    attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, s, attention_at(m, s, l), ctx);
+    attention_backward(a->dqkv.v, m->a.datt, a->qkv, a->att.v, a->lse, s, attention_at(m, s, l), ctx);
     if (m->recompute >= RECOMPUTE_NORMS && l > 0)
-        layernorm_forward(x, a[-1].ln2_stats, a[-1].out, p[-1].ln2, rows, (real)c->eps, ctx);
-    linear_backward_weight(g->qkv, m->a.dqkv, x, N, C, 3 * C, mode, ctx);
-    linear_backward_input(dx, m->a.dqkv, p->qkv, N, C, 3 * C, ADD, ctx);
+        layernorm_forward(a->in.v, a[-1].ln2_stats, a[-1].out, p[-1].ln2, rows, (real)c->eps, ctx);
+    linear_backward_weight(g->qkv, a->dqkv, a->in, N, C, 3 * C, mode, ctx);
+    linear_backward_input(m->a.dx, a->dqkv, p->qkv, N, C, 3 * C, ADD, ctx);
 }
 
 // Backpropagate from the gradient of the logits, in m->a.logits, to that of the last block's layernorm, in m->a.dx.
@@ -400,23 +399,24 @@ static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, in
               kept = recompute >= FORWARD_ONLY ? SHARED : OWN;
     // clang-format off
     const TensorRow block_acts[] = {
+        {"h.%d.in",       offsetof(BlockActs, in.v),     {DIM_N, DIM_C}, SAME},  // ln0, or ln2 of the layer before
+        {"h.%d.dqkv",     offsetof(BlockActs, dqkv.v),   {DIM_DN, DIM_3C}, SHARED},
+        {"h.%d.dfc",      offsetof(BlockActs, dfc.v),    {DIM_DN, DIM_F}, SHARED},
         {"h.%d.qkv",      offsetof(BlockActs, qkv),      {DIM_N, DIM_3C}, kept},
-        {"h.%d.att",      offsetof(BlockActs, att),      {DIM_N, DIM_C}, kept},
+        {"h.%d.att",      offsetof(BlockActs, att.v),    {DIM_N, DIM_C}, kept},
         {"h.%d.mid",      offsetof(BlockActs, mid),      {DIM_N, DIM_C}, kept},
-        {"h.%d.ln1",      offsetof(BlockActs, ln1),      {DIM_N, DIM_C}, norm},
+        {"h.%d.ln1",      offsetof(BlockActs, ln1.v),    {DIM_N, DIM_C}, norm},
         {"h.%d.fc_pre",   offsetof(BlockActs, fc_pre),   {DIM_N, DIM_F}, kept},
-        {"h.%d.fc",       offsetof(BlockActs, fc),       {DIM_N, DIM_F}, gelu},
+        {"h.%d.fc",       offsetof(BlockActs, fc.v),     {DIM_N, DIM_F}, gelu},
         {"h.%d.out",      offsetof(BlockActs, out),      {DIM_N, DIM_C}, kept},
         {"h.%d.ln2",      offsetof(BlockActs, ln2),      {DIM_N, DIM_C}, norm},
     };
     const TensorRow outer_acts[] = {
         {"embedded",      offsetof(Acts, embedded),      {DIM_N, DIM_C}},
-        {"ln0",           offsetof(Acts, ln0),           {DIM_N, DIM_C}},
         {"dx",            offsetof(Acts, dx),            {DIM_DN, DIM_C}},
         {"dbranch",       offsetof(Acts, dbranch),       {DIM_DN, DIM_C}},
-        {"dfc",           offsetof(Acts, dfc),           {DIM_DN, DIM_F}},
-        {"dqkv",          offsetof(Acts, dqkv),          {DIM_DN, DIM_3C}},
         {"datt",          offsetof(Acts, datt),          {DIM_DN, DIM_C}},
+        {"ln0",           offsetof(Acts, ln0),           {DIM_N, DIM_C}},  // last: the first layer's `in` is SAME
     };
     const TensorRow block_stats[] = {
         {"h.%d.ln1_mean", offsetof(BlockActs, ln1_stats.mean), {DIM_N}, kept},

@@ -10,7 +10,7 @@
 #include "llmc/base/top_k.h"
 #include "llmc/choices/multiple_choice.h"  // HellaSwag and similar sets
 #include "llmc/model/config.h"             // config.json as a table
-#include "llmc/model/linear_input.h"
+#include "llmc/model/linear.h"             // linear layers, in floatX and in fp8
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/embedding/embedding.h"
@@ -34,8 +34,7 @@ typedef struct {
 typedef struct {
     floatX *wte, *wpe;
     LayerNorm lnf;
-    floatX* head;  // output matrix [Vp, C]; it is wte if the model ties them
-    struct Fp8Linear* head_fp8;
+    Linear head;  // output matrix [Vp, C], without a bias; it is wte if the model ties them
     BlockParams* h;
 } Params;
 
@@ -50,10 +49,29 @@ typedef struct {
 typedef struct {
     real *wte, *wpe;
     LayerNormGrads lnf;
-    real* head;
-    struct Fp8Linear* head_fp8;
+    LinearGrads head;
     BlockGrads* h;
 } Grads;
+
+// ---------------------------------------------------------------------------------------------------------
+// Activations, all [N, ...]. A residual buffer first holds a branch's output, then its sum with the residual.
+
+typedef struct {
+    Operand ln1, att, ln2, fc;
+    floatX *qkv, *mid, *fc_pre, *out;
+    Operand dqkv, dfc, dmid, dout;  // gradients; dmid and dout are of the branches' outputs: branch_gradient()
+    LayerNormStats ln1_stats, ln2_stats;
+    real* lse;
+} BlockActs;
+
+typedef struct {
+    floatX *embedded, *lnf, *logits;
+    Operand head_in, dlogits;  // head_in is lnf; the gradient of the logits replaces them
+    LayerNormStats lnf_stats;
+    real *losses, *loss;                // [N] per row; [1] their sum
+    floatX *dx, *dbranch, *dln, *datt;  // activation gradients; dx is the residual stream's
+    BlockActs* h;
+} Acts;
 
 // Symbols for the dimensions in the tables. ONE_DIM: no second dimension. DIM_DN: rows of activation gradients.
 enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_DN, DIMS };
@@ -61,21 +79,21 @@ enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_D
 // clang-format off
 static const TensorRow EMBEDDING_ROWS[] = {
     // name in files                         field                              shape                 stored  initial values        decay, layout in files
-    {"transformer.wte.weight",                offsetof(Params, wte),             {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1, AS_IN_MEMORY, 0, offsetof(Params, head_fp8)},
+    {"transformer.wte.weight",                offsetof(Params, wte),             {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1, AS_IN_MEMORY, 0, 0, offsetof(Acts, head_in.q), offsetof(Acts, dlogits.q)},
     {"transformer.wpe.weight",                offsetof(Params, wpe),             {DIM_T, DIM_C},  OWN, 0,      INIT_NORMAL,          1},
 };
 static const TensorRow BLOCK_ROWS[] = {
     {"transformer.h.%d.ln_1.weight",          offsetof(BlockParams, ln1.w),      {DIM_C},         OWN, 0,      INIT_ONE,             0, AS_IN_MEMORY, offsetof(BlockParams, ln1.w_fp32)},
     {"transformer.h.%d.ln_1.bias",            offsetof(BlockParams, ln1.b),      {DIM_C},         OWN, 0,      INIT_ZERO,            0},
-    {"transformer.h.%d.attn.c_attn.weight",   offsetof(BlockParams, qkv.w),      {DIM_3C, DIM_C}, OWN, 0,      INIT_NORMAL,          1, TRANSPOSED, 0, offsetof(BlockParams, qkv.fp8), 3},
+    {"transformer.h.%d.attn.c_attn.weight",   offsetof(BlockParams, qkv.w),      {DIM_3C, DIM_C}, OWN, 0,      INIT_NORMAL,          1, TRANSPOSED, 0, 3, offsetof(BlockActs, ln1.q), offsetof(BlockActs, dqkv.q)},
     {"transformer.h.%d.attn.c_attn.bias",     offsetof(BlockParams, qkv.b),      {DIM_3C},        OWN, 0,      INIT_ZERO,            0},
-    {"transformer.h.%d.attn.c_proj.weight",   offsetof(BlockParams, attproj.w),  {DIM_C, DIM_C},  OWN, 0,      INIT_NORMAL_RESIDUAL, 1, TRANSPOSED, 0, offsetof(BlockParams, attproj.fp8), 1},
+    {"transformer.h.%d.attn.c_proj.weight",   offsetof(BlockParams, attproj.w),  {DIM_C, DIM_C},  OWN, 0,      INIT_NORMAL_RESIDUAL, 1, TRANSPOSED, 0, 1, offsetof(BlockActs, att.q), offsetof(BlockActs, dmid.q)},
     {"transformer.h.%d.attn.c_proj.bias",     offsetof(BlockParams, attproj.b),  {DIM_C},         OWN, 0,      INIT_ZERO,            0},
     {"transformer.h.%d.ln_2.weight",          offsetof(BlockParams, ln2.w),      {DIM_C},         OWN, 0,      INIT_ONE,             0, AS_IN_MEMORY, offsetof(BlockParams, ln2.w_fp32)},
     {"transformer.h.%d.ln_2.bias",            offsetof(BlockParams, ln2.b),      {DIM_C},         OWN, 0,      INIT_ZERO,            0},
-    {"transformer.h.%d.mlp.c_fc.weight",      offsetof(BlockParams, fc.w),       {DIM_F, DIM_C},  OWN, 0,      INIT_NORMAL,          1, TRANSPOSED, 0, offsetof(BlockParams, fc.fp8), 1},
+    {"transformer.h.%d.mlp.c_fc.weight",      offsetof(BlockParams, fc.w),       {DIM_F, DIM_C},  OWN, 0,      INIT_NORMAL,          1, TRANSPOSED, 0, 1, offsetof(BlockActs, ln2.q), offsetof(BlockActs, dfc.q)},
     {"transformer.h.%d.mlp.c_fc.bias",        offsetof(BlockParams, fc.b),       {DIM_F},         OWN, 0,      INIT_ZERO,            0},
-    {"transformer.h.%d.mlp.c_proj.weight",    offsetof(BlockParams, fcproj.w),   {DIM_C, DIM_F},  OWN, 0,      INIT_NORMAL_RESIDUAL, 1, TRANSPOSED, 0, offsetof(BlockParams, fcproj.fp8), 1},
+    {"transformer.h.%d.mlp.c_proj.weight",    offsetof(BlockParams, fcproj.w),   {DIM_C, DIM_F},  OWN, 0,      INIT_NORMAL_RESIDUAL, 1, TRANSPOSED, 0, 1, offsetof(BlockActs, fc.q), offsetof(BlockActs, dout.q)},
     {"transformer.h.%d.mlp.c_proj.bias",      offsetof(BlockParams, fcproj.b),   {DIM_C},         OWN, 0,      INIT_ZERO,            0},
 };
 static const TensorRow FINAL_ROWS[] = {
@@ -83,27 +101,10 @@ static const TensorRow FINAL_ROWS[] = {
     {"transformer.ln_f.bias",                 offsetof(Params, lnf.b),           {DIM_C},         OWN, 0,      INIT_ZERO,            0},
 };
 static const TensorRow HEAD_ROWS[] = {  // only if the head is not tied to wte
-    {"lm_head.weight",                        offsetof(Params, head),            {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1, AS_IN_MEMORY, 0, offsetof(Params, head_fp8)},
+    {"lm_head.weight",                        offsetof(Params, head.w),          {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1, AS_IN_MEMORY, 0, 0, offsetof(Acts, head_in.q), offsetof(Acts, dlogits.q)},
 };
 static const char* const HEAD[][2] = {{"wte.weight", "lm_head.weight"}};  // tensors that may be tied
 // clang-format on
-
-// ---------------------------------------------------------------------------------------------------------
-// Activations, all [N, ...]. A residual buffer first holds a branch's output, then its sum with the residual.
-
-typedef struct {
-    floatX *ln1, *qkv, *att, *mid, *ln2, *fc_pre, *fc, *out;
-    LayerNormStats ln1_stats, ln2_stats;
-    real* lse;
-} BlockActs;
-
-typedef struct {
-    floatX *embedded, *lnf, *logits;
-    LayerNormStats lnf_stats;
-    real *losses, *loss;                             // [N] per row; [1] their sum
-    floatX *dx, *dbranch, *dln, *dfc, *dqkv, *datt;  // activation gradients; dx is the residual stream's
-    BlockActs* h;
-} Acts;
 
 typedef struct {
     int L, NH, C, F, V, T;  // T: positions, the maximum sequence length
@@ -151,22 +152,22 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     const BlockParams* p = &m->p.h[l];
     BlockActs* a = &m->a.h[l];
     int last = l + 1 == c->L, N = s->rows, C = c->C;
-    floatX* next = last ? m->a.lnf : m->a.h[l + 1].ln1;
-    LayerNormStats next_stats = last ? m->a.lnf_stats : m->a.h[l + 1].ln1_stats;
-    LayerNorm ln2 = layernorm_for(p->ln2, p->fc), next_norm = last ? m->p.lnf : layernorm_for(p[1].ln1, p[1].qkv);
+    Operand next = last ? (Operand){.v = m->a.lnf, .q = NULL} : a[1].ln1;
+    LayerNormStats next_stats = last ? m->a.lnf_stats : a[1].ln1_stats;
+    LayerNorm next_norm = last ? m->p.lnf : p[1].ln1;
     ResidualBranch attention = {.r = a->mid, .dropout = dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT)};
     ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
     Rows rows = {.N = N, .C = C};
-    GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
 
     scope_at(ctx, FORWARD, l);
     linear_forward(a->qkv, a->ln1, p->qkv, N, C, 3 * C, ctx);
-    attention_forward(a->att, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
+    attention_forward(a->att.v, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
+    operand_fill(a->att, N, C, ctx);
     linear_forward(a->mid, a->att, p->attproj, N, C, C, ctx);
-    residual_layernorm_for_linear(a->ln2, attention, a->ln2_stats, residual_into(m, l), ln2, rows, (real)c->eps, ctx);
-    linear_gelu_forward(a->fc, gelu, a->ln2, p->fc, p->fcproj, (LinearSize){.N = N, .IC = C, .OC = c->F}, ctx);
+    residual_layernorm_forward(a->ln2, attention, a->ln2_stats, residual_into(m, l), p->ln2, rows, (real)c->eps, ctx);
+    linear_gelu_forward(a->fc, (GeluInput){a->fc_pre, c->gelu}, a->ln2, p->fc, (LinearSize){N, C, c->F}, ctx);
     linear_forward(a->out, a->fc, p->fcproj, N, c->F, C, ctx);
-    residual_layernorm_for_linear(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
+    residual_layernorm_forward(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
 }
 
 // Forward pass up to the final layernorm, m->a.lnf [N, C].
@@ -178,8 +179,9 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
     scope_at(ctx, FORWARD, -1);
     model_buffers_update_copies(&m->buffers, ctx);  // fp32 copies of layernorm weights
     embedding_forward(m->a.embedded, in, tables, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
-    layernorm_for_linear(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, layernorm_for(m->p.h[0].ln1, m->p.h[0].qkv),
-                         (Rows){.N = s->rows, .C = c->C}, (real)c->eps, ctx);
+    layernorm_forward(m->a.h[0].ln1.v, m->a.h[0].ln1_stats, m->a.embedded, m->p.h[0].ln1,
+                      (Rows){.N = s->rows, .C = c->C}, (real)c->eps, ctx);
+    operand_fill(m->a.h[0].ln1, s->rows, c->C, ctx);
     for (int l = 0; l < c->L; l++) {
         // The block's last op reads parameters of the next.
         if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, l + 1, ctx);
@@ -189,9 +191,9 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
 }
 
 // Compute logits [N, Vp] from rows x [N, C] of the final layernorm.
-static void forward_head(Model* m, const floatX* x, int N, Context* ctx) {
-    Linear head = {.w = m->p.head, .b = NULL, .fp8 = m->p.head_fp8};
-    linear_logits_forward(m->a.logits, x, head, (LinearSize){.N = N, .IC = m->config.C, .OC = m->Vp}, ctx);
+static void forward_head(Model* m, floatX* x, int N, Context* ctx) {
+    Operand in = {.v = x, .q = m->a.head_in.q};
+    linear_forward(m->a.logits, in, m->p.head, N, m->config.C, m->Vp, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -208,8 +210,11 @@ static ResidualGrad residual_gradient(const Model* m, const Sequences* s, int l,
 }
 
 // The gradient of a branch's output after residual_layernorm_backward(). Without dropout it is the stream's gradient.
-static const floatX* branch_gradient(const Model* m, const Sequences* s, int l, int site) {
-    return dropout_at(m, s, l, site).threshold ? m->a.dbranch : m->a.dx;
+static Operand branch_gradient(const Model* m, const Sequences* s, int l, int site, Context* ctx) {
+    Operand d = site == SITE_DROPOUT_ATTENTION_OUT ? m->a.h[l].dmid : m->a.h[l].dout;
+    d.v = dropout_at(m, s, l, site).threshold ? m->a.dbranch : m->a.dx;
+    operand_fill(d, s->rows, m->config.C, ctx);
+    return d;
 }
 
 // The reverse of forward_block(). The next layernorm's backward pass has already run. The last op is ln1's.
@@ -220,35 +225,33 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     BlockActs* a = &m->a.h[l];
     int N = s->rows, C = c->C;
     Rows rows = {.N = N, .C = C};
-    // These bias gradients are fused into the layernorm and GELU backward ops.
-    LinearGrads dfcproj = linear_weight_only(g->fcproj), dfc = linear_weight_only(g->fc);
-    LinearGrads dattproj = linear_weight_only(g->attproj);
+    // Without biases, whose gradients are fused into the layernorm and GELU backward ops.
+    LinearGrads dfcproj = {.w = g->fcproj.w}, dfc = {.w = g->fc.w}, dattproj = {.w = g->attproj.w};
     GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
-    LinearSize fcproj_size = {.N = N, .IC = c->F, .OC = C};
     floatX* x = residual_into(m, l);
     LayerNormInputs ln1 = {.dy = m->a.dln, .x = x, .stats = a->ln1_stats, .w = p->ln1.w, .size = rows};
     LayerNormInputs ln2 = {.dy = m->a.dln, .x = a->mid, .stats = a->ln2_stats, .w = p->ln2.w, .size = rows};
 
     scope_at(ctx, BACKWARD, l);
-    if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
+    if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc.v, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
     if (m->recompute >= RECOMPUTE_NORMS)
-        layernorm_forward(a->ln2, a->ln2_stats, a->mid, p->ln2, rows, (real)c->eps, ctx);
-    const floatX* dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
+        layernorm_forward(a->ln2.v, a->ln2_stats, a->mid, p->ln2, rows, (real)c->eps, ctx);
+    Operand dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT, ctx);
     linear_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
-    linear_gelu_backward_input(m->a.dfc, g->fc, mode, dbranch, p->fcproj, gelu, fcproj_size, ctx);
-    linear_backward_weight(dfc, m->a.dfc, a->ln2, N, C, c->F, mode, ctx);
-    linear_backward_input(m->a.dln, m->a.dfc, p->fc, N, C, c->F, SET, ctx);
+    linear_gelu_backward_input(a->dfc, g->fc, mode, dbranch, p->fcproj, gelu, (LinearSize){N, c->F, C}, ctx);
+    linear_backward_weight(dfc, a->dfc, a->ln2, N, C, c->F, mode, ctx);
+    linear_backward_input(m->a.dln, a->dfc, p->fc, N, C, c->F, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln2, ln2, ADD, mode, ctx);
 
-    dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
+    dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT, ctx);
     linear_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
     if (m->buffers.grad_sync) grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
-    attention_backward(m->a.dqkv, m->a.datt, a->qkv, a->att, a->lse, sequences_parts(s), attention_at(m, s, l), ctx);
-    if (m->recompute >= RECOMPUTE_NORMS) layernorm_forward(a->ln1, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
-    linear_backward_weight(g->qkv, m->a.dqkv, a->ln1, N, C, 3 * C, mode, ctx);
-    linear_backward_input(m->a.dln, m->a.dqkv, p->qkv, N, C, 3 * C, SET, ctx);
+    attention_backward(a->dqkv.v, m->a.datt, a->qkv, a->att.v, a->lse, sequences_parts(s), attention_at(m, s, l), ctx);
+    if (m->recompute >= RECOMPUTE_NORMS) layernorm_forward(a->ln1.v, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
+    linear_backward_weight(g->qkv, a->dqkv, a->ln1, N, C, 3 * C, mode, ctx);
+    linear_backward_input(m->a.dln, a->dqkv, p->qkv, N, C, 3 * C, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT), g->ln1, ln1, ADD, mode, ctx);
 }
 
@@ -256,9 +259,6 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
 static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode, Context* ctx) {
     const Config* c = &m->config;
     int N = s->rows, C = c->C;
-    Linear head = {.w = m->p.head, .b = NULL, .fp8 = m->p.head_fp8};
-    LinearGrads dhead = {.w = m->g.head, .b = NULL, .fp8 = m->g.head_fp8};
-    LinearSize head_size = {.N = N, .IC = C, .OC = m->Vp};
     Rows rows = {.N = N, .C = C};
     LayerNormInputs lnf = {
         .dy = m->a.dln, .x = residual_into(m, c->L), .stats = m->a.lnf_stats, .w = m->p.lnf.w, .size = rows};
@@ -267,8 +267,8 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
     EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = C, .padding = -1};
 
     scope_at(ctx, BACKWARD, -1);
-    linear_backward_weight(dhead, m->a.logits, m->a.lnf, N, C, m->Vp, mode, ctx);
-    linear_logits_backward_input(m->a.dln, m->a.logits, head, head_size, ctx);
+    linear_backward_weight(m->g.head, m->a.dlogits, m->a.head_in, N, C, m->Vp, mode, ctx);
+    linear_backward_input(m->a.dln, m->a.dlogits, m->p.head, N, C, m->Vp, SET, ctx);
     residual_layernorm_backward(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, lnf, SET, mode, ctx);
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
@@ -285,10 +285,9 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
 static void compute_loss(Model* m, const Sequences* s, double scale, Direction direction, Mode mode, Context* ctx) {
     Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = scale, .mode = mode};
     LogitsGradient d = {losses, m->in.targets, m->buffers.loss_scale, m->config.V};
-    Linear head = {.w = m->p.head, .b = NULL, .fp8 = m->p.head_fp8};
     scope_at(ctx, direction, -1);
     if (direction == FORWARD) classifier_forward(losses, m->a.logits, d.targets, s->rows, d.V, m->Vp, ctx);
-    else linear_classifier_backward(m->a.logits, d, head, s->rows, m->Vp, ctx);
+    else linear_classifier_backward(m->a.dlogits, d, s->rows, m->Vp, ctx);
 }
 
 // Evaluate the B sequences in m->in, without gradients.
@@ -319,7 +318,7 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute, int
     tensors_add(&m->buffers.table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
     for (int l = 0; l < config.L; l++) tensors_add(&m->buffers.table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
     tensors_add(&m->buffers.table, FINAL_ROWS, COUNT_OF(FINAL_ROWS), dims, -1);
-    if (config.tied) model_buffers_tie(&m->buffers, offsetof(Params, head), offsetof(Params, wte));
+    if (config.tied) model_buffers_tie(&m->buffers, offsetof(Params, head.w), offsetof(Params, wte));
     else tensors_add(&m->buffers.table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
 
     // All layers share one buffer for an activation that the backward pass recomputes. Without a backward pass they
@@ -328,24 +327,26 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute, int
               kept = recompute >= FORWARD_ONLY ? SHARED : OWN;
     // clang-format off
     const TensorRow block_acts[] = {
-        {"h.%d.ln1",      offsetof(BlockActs, ln1),      {DIM_N, DIM_C}, norm},
+        {"h.%d.ln1",      offsetof(BlockActs, ln1.v),    {DIM_N, DIM_C}, norm},
         {"h.%d.qkv",      offsetof(BlockActs, qkv),      {DIM_N, DIM_3C}},
-        {"h.%d.att",      offsetof(BlockActs, att),      {DIM_N, DIM_C}, kept},
+        {"h.%d.att",      offsetof(BlockActs, att.v),    {DIM_N, DIM_C}, kept},
         {"h.%d.mid",      offsetof(BlockActs, mid),      {DIM_N, DIM_C}, kept},
-        {"h.%d.ln2",      offsetof(BlockActs, ln2),      {DIM_N, DIM_C}, norm},
+        {"h.%d.ln2",      offsetof(BlockActs, ln2.v),    {DIM_N, DIM_C}, norm},
         {"h.%d.fc_pre",   offsetof(BlockActs, fc_pre),   {DIM_N, DIM_F}, kept},
-        {"h.%d.fc",       offsetof(BlockActs, fc),       {DIM_N, DIM_F}, gelu},
+        {"h.%d.fc",       offsetof(BlockActs, fc.v),     {DIM_N, DIM_F}, gelu},
         {"h.%d.out",      offsetof(BlockActs, out),      {DIM_N, DIM_C}, kept},
+        {"h.%d.dqkv",     offsetof(BlockActs, dqkv.v),   {DIM_DN, DIM_3C}, SHARED},
+        {"h.%d.dfc",      offsetof(BlockActs, dfc.v),    {DIM_DN, DIM_F}, SHARED},
     };
     const TensorRow outer_acts[] = {
         {"embedded",      offsetof(Acts, embedded),      {DIM_N, DIM_C}},
         {"lnf",           offsetof(Acts, lnf),           {DIM_N, DIM_C}},
+        {"head_in",       offsetof(Acts, head_in.v),     {DIM_N, DIM_C}, SAME},
         {"logits",        offsetof(Acts, logits),        {DIM_N, DIM_VP}},
+        {"dlogits",       offsetof(Acts, dlogits.v),     {DIM_N, DIM_VP}, SAME},
         {"dx",            offsetof(Acts, dx),            {DIM_DN, DIM_C}},
         {"dbranch",       offsetof(Acts, dbranch),       {DIM_DN, DIM_C}},
         {"dln",           offsetof(Acts, dln),           {DIM_DN, DIM_C}},
-        {"dfc",           offsetof(Acts, dfc),           {DIM_DN, DIM_F}},
-        {"dqkv",          offsetof(Acts, dqkv),          {DIM_DN, DIM_3C}},
         {"datt",          offsetof(Acts, datt),          {DIM_DN, DIM_C}},
     };
     const TensorRow block_stats[] = {

@@ -30,35 +30,37 @@ static void decode_block(Model* m, int l, int position, Context* ctx) {
     const BlockParams* p = &m->p.h[l];
     const BlockActs* a = &m->a.h[l];
     int last = l + 1 == c->L, C = c->C;
-    floatX *next = last ? m->a.lnf : m->a.h[l + 1].ln1, *qkv = a->qkv + (size_t)position * 3 * (size_t)C;
-    LayerNormStats next_stats = last ? m->a.lnf_stats : m->a.h[l + 1].ln1_stats;
-    LayerNorm ln2 = layernorm_for(p->ln2, p->fc), next_norm = last ? m->p.lnf : layernorm_for(p[1].ln1, p[1].qkv);
+    floatX* qkv = a->qkv + (size_t)position * 3 * (size_t)C;
+    Operand next = last ? (Operand){.v = m->a.lnf, .q = NULL} : a[1].ln1;
+    LayerNormStats next_stats = last ? m->a.lnf_stats : a[1].ln1_stats;
+    LayerNorm next_norm = last ? m->p.lnf : p[1].ln1;
     ResidualBranch attention = {.r = a->mid, .dropout = dropout_none(NULL)};
     ResidualBranch mlp = {.r = a->out, .dropout = dropout_none(NULL)};
     Rows rows = {.N = 1, .C = C};
-    GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
 
     scope_at(ctx, FORWARD, l);
     linear_forward(qkv, a->ln1, p->qkv, 1, C, 3 * C, ctx);
-    attention_decode(a->att, a->qkv, position, c->NH, C / c->NH, ctx);
+    attention_decode(a->att.v, a->qkv, position, c->NH, C / c->NH, ctx);
+    operand_fill(a->att, 1, C, ctx);
     linear_forward(a->mid, a->att, p->attproj, 1, C, C, ctx);
-    residual_layernorm_for_linear(a->ln2, attention, a->ln2_stats, residual_into(m, l), ln2, rows, (real)c->eps, ctx);
-    linear_gelu_forward(a->fc, gelu, a->ln2, p->fc, p->fcproj, (LinearSize){.N = 1, .IC = C, .OC = c->F}, ctx);
+    residual_layernorm_forward(a->ln2, attention, a->ln2_stats, residual_into(m, l), p->ln2, rows, (real)c->eps, ctx);
+    linear_gelu_forward(a->fc, (GeluInput){a->fc_pre, c->gelu}, a->ln2, p->fc, (LinearSize){1, C, c->F}, ctx);
     linear_forward(a->out, a->fc, p->fcproj, 1, c->F, C, ctx);
-    residual_layernorm_for_linear(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
+    residual_layernorm_forward(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
 }
 
 // forward() for one token, `s`, at `position`. Its final layernorm is the first row of m->a.lnf.
 static void decode(Model* m, int position, const Sequences* s, Context* ctx) {
     const Config* c = &m->config;
-    const BlockParams* p = m->p.h;
+    const BlockActs* first = &m->a.h[0];
     Embeddings tables = {.word = m->p.wte, .position = m->p.wpe};
     EmbeddingInputs in = {.tokens = m->in.inputs, .types = NULL, .s = s};
     EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = c->C, .padding = -1};
     scope_at(ctx, FORWARD, -1);
     embedding_forward(m->a.embedded, in, tables, sizes, dropout_none(s), ctx);
-    layernorm_for_linear(m->a.h[0].ln1, m->a.h[0].ln1_stats, m->a.embedded, layernorm_for(p->ln1, p->qkv),
-                         (Rows){.N = 1, .C = c->C}, (real)c->eps, ctx);
+    layernorm_forward(first->ln1.v, first->ln1_stats, m->a.embedded, m->p.h[0].ln1, (Rows){.N = 1, .C = c->C},
+                      (real)c->eps, ctx);
+    operand_fill(first->ln1, 1, c->C, ctx);
     for (int l = 0; l < c->L; l++) decode_block(m, l, position, ctx);
     scope_at(ctx, FORWARD, -1);
 }

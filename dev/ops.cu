@@ -31,7 +31,6 @@
 #include "ops/layernorm_fp8.h"
 #include "ops/linear.h"
 #include "ops/linear_bce.h"
-#include "ops/linear_input.h"
 #include "ops/loss_scale.h"
 #include "ops/matmul.h"
 #include "ops/matmul_bench.h"
@@ -59,9 +58,7 @@ typedef struct {
 // clang-format off
 static const OpRow TABLE[] = {
     {"layernorm", test_layernorm, grad_layernorm, bench_layernorm},
-#ifdef __CUDACC__
     {"layernorm_fp8", test_layernorm_fp8, NULL, bench_layernorm_fp8},
-#endif
     {"dropout", test_dropout, grad_dropout, bench_dropout},
     {"gather", test_gather, grad_gather, bench_gather},
     {"adamw", test_adamw, NULL, bench_adamw},
@@ -76,7 +73,6 @@ static const OpRow TABLE[] = {
     {"fp8_scales", test_fp8_scales, NULL, NULL},
     {"mean_bias", test_mean_bias, NULL, NULL},
     {"linear", test_linear, NULL, NULL},
-    {"linear_input", test_linear_input, NULL, NULL},
     {"target_rounding", test_target_rounding, NULL, NULL},
     {"attention", test_attention, grad_attention, bench_attention},
 #ifndef DEV_EMULATOR_EMULATOR_H  // whole batches take the emulator too long

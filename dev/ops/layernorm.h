@@ -87,8 +87,9 @@ static inline void layernorm_run_forward(void* state) {
 static inline void layernorm_run_residual(void* state) {
     LayernormCase* k = (LayernormCase*)state;
     ResidualBranch branch = {.r = k->r.device, .dropout = k->dropout};
-    residual_layernorm_forward(k->y.device, branch, layernorm_stats(k), k->x.device, layernorm_norm(k->w, k->b),
-                               k->size, (real)LAYERNORM_EPS, k->ctx);
+    Operand y = {.v = k->y.device, .q = NULL};
+    residual_layernorm_forward(y, branch, layernorm_stats(k), k->x.device, layernorm_norm(k->w, k->b), k->size,
+                               (real)LAYERNORM_EPS, k->ctx);
 }
 
 static inline void layernorm_run_backward(void* state) {

@@ -1,4 +1,5 @@
-/* layernorm_fp8: the kernel against layernorm and quantize(), bit for bit; bench: both in turn. */
+/* layernorm_fp8: residual_layernorm_forward() of an operand with an 8-bit copy, against the same without one and a pass of
+ * quantize(), bit for bit; bench: both in turn. */
 #ifndef DEV_OPS_LAYERNORM_FP8_H
 #define DEV_OPS_LAYERNORM_FP8_H
 
@@ -6,58 +7,48 @@
 #include "llmc/fp8/layernorm.h"
 #include "quantize.h"
 
-#ifdef __CUDACC__
-
 typedef struct {
     LayernormCase* k;
-    LayerNormBranch branch;
-    LayerNormRows rows;
-    QuantizeOutput out;
+    Fp8Shared shared;
+    Fp8Linear layer;
+    Fp8Copy copy;
+    double elements;
     Fp8Stats before;
 } LayernormFp8Case;
 
 // Some columns of y are zero or small, so that elements are flushed; the scale clips some of the others.
-static LayernormFp8Case layernorm_fp8_case(Harness* h, Rows size, LayerNormBranch branch) {
-    LayernormFp8Case f = {
-        .k = layernorm_case(h, size.N, size.C, SET, SET, branch == LAYERNORM_RESIDUAL_DROPOUT ? 0.3 : 0),
-        .branch = branch,
-        .before = {7, 9, float_bits(0.25f)}};
-    LayernormCase* k = f.k;
+static inline LayernormFp8Case* layernorm_fp8_case(Harness* h, Rows size, double p) {
+    static const Fp8Stats before = {7, 9, 0x3e800000u};  // amax 0.25
+    LayernormFp8Case* f = (LayernormFp8Case*)case_memory(h, sizeof *f);
+    LayernormCase* k = f->k = layernorm_case(h, size.N, size.C, SET, SET, p);
     for (int c = 0; c < size.C; c += 5) {
         k->w.host[c] = c % 2 ? (real)0 : (real)1e-6;
         k->b.host[c] = 0;
     }
     array_upload_real(k->w), array_upload(k->b);
-    f.out.scale = resident_real(h, 128), f.out.format = FP8_E4M3;
-    f.out.y = (uint8_t*)case_block(h, (size_t)size.N * (size_t)size.C, ON_DEVICE);
-    f.out.yt = (uint8_t*)case_block(h, quantize_rows(size.N) * (size_t)size.C, ON_DEVICE);
-    f.out.stats = (Fp8Stats*)case_block(h, sizeof *f.out.stats, ON_DEVICE);
+    f->before = before;
+    f->shared.elements = &f->elements, f->shared.scales.scale = resident_real(h, 128);
+    f->shared.scales.stats = (Fp8Stats*)case_block(h, sizeof(Fp8Stats), ON_DEVICE);
+    f->layer.shared = &f->shared, f->copy.layer = &f->layer, f->copy.operand = FP8_X;
+    f->copy.y = (uint8_t*)case_block(h, (size_t)size.N * (size_t)size.C, ON_DEVICE);
+    f->copy.yt = (uint8_t*)case_block(h, quantize_rows(size.N) * (size_t)size.C, ON_DEVICE);
     return f;
 }
 
-static void layernorm_fp8_run_apart(void* state) {
+static inline void layernorm_fp8_run_apart(void* state) {
     LayernormFp8Case* f = (LayernormFp8Case*)state;
-    if (f->branch == LAYERNORM_ALONE) layernorm_run_forward(f->k);
-    else layernorm_run_residual(f->k);
-    quantize(f->out, quantize_plain(f->k->y.device), f->k->size.N, f->k->size.C, f->k->ctx);
+    Operand y = {.v = f->k->y.device, .q = &f->copy};
+    layernorm_run_residual(f->k);
+    fp8_fill(y, f->k->size.N, f->k->size.C, f->k->ctx);
 }
 
-static void layernorm_fp8_run_fused(void* state) {
+static inline void layernorm_fp8_run_fused(void* state) {
     LayernormFp8Case* f = (LayernormFp8Case*)state;
     LayernormCase* k = f->k;
+    Operand y = {.v = k->y.device, .q = &f->copy};
     ResidualBranch branch = {.r = k->r.device, .dropout = k->dropout};
-    LayerNorm p = layernorm_norm(k->w, k->b);
-    LayerNormFp8 out = {.y = k->y.device,
-                        .rows = f->rows,
-                        .y8 = f->out.y,
-                        .yt = f->out.yt,
-                        .stats = f->out.stats,
-                        .scale = f->out.scale};
-    if (f->branch == LAYERNORM_ALONE)
-        layernorm_forward_fp8(out, layernorm_stats(k), k->x.device, p, k->size, (real)LAYERNORM_EPS, k->ctx);
-    else
-        residual_layernorm_forward_fp8(out, branch, layernorm_stats(k), k->x.device, p, k->size, (real)LAYERNORM_EPS,
-                                       k->ctx);
+    residual_layernorm_forward(y, branch, layernorm_stats(k), k->x.device, layernorm_norm(k->w, k->b), k->size,
+                               (real)LAYERNORM_EPS, k->ctx);
 }
 
 // What a run leaves on the device.
@@ -65,41 +56,49 @@ typedef struct {
     real *y, *r, *mean, *rstd;
     uint8_t *y8, *yt;
     Fp8Stats stats;
+    double elements;
 } LayernormFp8Result;
 
 // Run with outputs as they were made.
-static LayernormFp8Result layernorm_fp8_result(Harness* h, LayernormFp8Case* f, QuantizeOutput all,
-                                               void (*run)(void* state)) {
+static inline LayernormFp8Result layernorm_fp8_result(Harness* h, LayernormFp8Case* f, void (*run)(void* state)) {
     LayernormCase* k = f->k;
     LayernormFp8Result got;
     size_t n = (size_t)k->size.N * (size_t)k->size.C, transposed = quantize_rows(k->size.N) * (size_t)k->size.C;
+    got.y8 = (uint8_t*)case_memory(h, n), got.yt = (uint8_t*)case_memory(h, transposed);
     array_restore(k->y), array_restore(k->r), array_restore(k->mean), array_restore(k->rstd);
-    cudaCheck(cudaMemsetAsync(all.y, QUANTIZE_FILL, n, k->ctx->stream));
-    cudaCheck(cudaMemsetAsync(all.yt, QUANTIZE_FILL, transposed, k->ctx->stream));
-    device_upload(k->ctx, all.stats, &f->before, sizeof f->before);
+    memset(got.yt, QUANTIZE_FILL, transposed);
+    device_upload(k->ctx, f->copy.y, got.yt, n);
+    device_upload(k->ctx, f->copy.yt, got.yt, transposed);
+    device_upload(k->ctx, f->shared.scales.stats, &f->before, sizeof f->before);
     device_synchronize(k->ctx);
+    f->elements = 0;
     run(f);
     got.y = copy_of(h, k->y), got.r = copy_of(h, k->r), got.mean = copy_of(h, k->mean), got.rstd = copy_of(h, k->rstd);
-    got.y8 = (uint8_t*)case_memory(h, n), got.yt = (uint8_t*)case_memory(h, transposed);
-    device_download(k->ctx, got.y8, all.y, n);
-    device_download(k->ctx, got.yt, all.yt, transposed);
-    device_download(k->ctx, &got.stats, all.stats, sizeof got.stats);
+    device_download(k->ctx, got.y8, f->copy.y, n);
+    device_download(k->ctx, got.yt, f->copy.yt, transposed);
+    device_download(k->ctx, &got.stats, f->shared.scales.stats, sizeof got.stats);
+    got.elements = f->elements;
     return got;
 }
 
-// `yt`, `stats`: what is wanted besides y8.
-static void layernorm_fp8_compare(Harness* h, LayernormFp8Case* f, LayerNormRows rows, int yt, int stats) {
+static inline int layernorm_fp8_is_fused(int C, const Context* ctx) {
+#ifdef __CUDACC__
+    return layernorm_fp8_takes(C, ctx);
+#else
+    return (void)C, (void)ctx, 0;
+#endif
+}
+
+// v_is_read: of y. records: as in a training step, which wants the transpose and the statistics too.
+static inline void layernorm_fp8_compare(Harness* h, LayernormFp8Case* f, int v_is_read, int records) {
     LayernormCase* k = f->k;
-    QuantizeOutput all = f->out;
     size_t C = (size_t)k->size.C, n = (size_t)k->size.N * C;
-    f->rows = rows;
-    if (!yt) f->out.yt = NULL;
-    if (!stats) f->out.stats = NULL;
-    LayernormFp8Result want = layernorm_fp8_result(h, f, all, layernorm_fp8_run_apart);
-    LayernormFp8Result got = layernorm_fp8_result(h, f, all, layernorm_fp8_run_fused);
-    f->out = all;
+    f->copy.v_is_read = v_is_read, f->shared.records = records;
+    LayernormFp8Result want = layernorm_fp8_result(h, f, layernorm_fp8_run_apart);
+    LayernormFp8Result got = layernorm_fp8_result(h, f, layernorm_fp8_run_fused);
+    int is_sparse = !v_is_read && records && layernorm_fp8_is_fused(k->size.C, k->ctx);
     for (int row = 0; row < k->size.N; row++)  // a row that nobody reads stays as it was
-        if (rows == LAYERNORM_MEAN_ROWS && !mean_bias_reads(row, k->size.N))
+        if (is_sparse && !mean_bias_reads(row, k->size.N))
             memcpy(want.y + (size_t)row * C, k->y.initial + (size_t)row * C, C * sizeof *want.y);
     expect_equal(h, "y", k->y, want.y);
     expect_equal(h, "r", k->r, want.r);
@@ -108,18 +107,15 @@ static void layernorm_fp8_compare(Harness* h, LayernormFp8Case* f, LayerNormRows
     expect_true(h, "y8 has quantize's bytes", memcmp(got.y8, want.y8, n) == 0);
     expect_true(h, "yt has quantize's bytes", memcmp(got.yt, want.yt, quantize_rows(k->size.N) * C) == 0);
     expect_true(h, "amax and the counts are quantize's", same_stats(got.stats, want.stats));
-    if (stats && n > 1000)
+    expect_true(h, "the number of elements", got.elements == want.elements && got.elements == (records ? n : 0.0));
+    expect_true(h, "what the copy was computed from", f->copy.from.x == k->y.device);
+    if (records && n > 1000)
         expect_true(h, "some are clipped and some flushed",
                     got.stats.clipped > f->before.clipped && got.stats.flushed > f->before.flushed);
 }
 
-static const char* layernorm_fp8_name(LayerNormBranch branch) {
-    static const char* const NAMES[] = {"alone", "residual", "residual, dropout"};
-    return NAMES[branch];
-}
-
 // The rows that mean_bias reads, asked one by one.
-static void test_layernorm_fp8_rows(Harness* h) {
+static inline void test_layernorm_fp8_rows(Harness* h) {
     static const int ROWS[] = {1, 16, 511, 512, 513, 1000, 1024, 5001};
     case_begin(h, "layernorm_fp8/rows of the means");
     for (size_t i = 0; i < COUNT_OF(ROWS); i++) {
@@ -129,68 +125,66 @@ static void test_layernorm_fp8_rows(Harness* h) {
         for (int row = 0; row < N; row++) same &= mean_bias_reads(row, N) == read[row];
         expect_true(h, "mean_bias_reads() and mean_bias_row()", same);
     }
-    expect_true(h, "what it takes", layernorm_fp8_takes(16, &h->ctx) && layernorm_fp8_takes(1600, &h->ctx));
-    expect_true(h, "what it does not", !layernorm_fp8_takes(1808, &h->ctx) && !layernorm_fp8_takes(1608, &h->ctx));
+    int is_gpu = layernorm_fp8_is_fused(16, &h->ctx);
+    expect_true(h, "what the kernel takes", layernorm_fp8_is_fused(1600, &h->ctx) == is_gpu);
+    expect_true(h, "what it does not",
+                !layernorm_fp8_is_fused(1808, &h->ctx) && !layernorm_fp8_is_fused(1608, &h->ctx));
     case_end(h);
 }
 
 // Infinity and NaN in the input make a row of NaN: bytes, and amax.
-static void test_layernorm_fp8_nan(Harness* h) {
+static inline void test_layernorm_fp8_nan(Harness* h) {
     case_begin(h, "layernorm_fp8/a row with NaN and one with infinity");
-    LayernormFp8Case f = layernorm_fp8_case(h, (Rows){.N = 40, .C = 768}, LAYERNORM_ALONE);
-    f.k->x.host[3 * 768 + 5] = (real)NAN, f.k->x.host[33 * 768 + 700] = (real)INFINITY;
-    array_upload_real(f.k->x);
-    layernorm_fp8_compare(h, &f, LAYERNORM_ALL_ROWS, 1, 1);
+    LayernormFp8Case* f = layernorm_fp8_case(h, (Rows){.N = 40, .C = 768}, 0);
+    f->k->x.host[3 * 768 + 5] = (real)NAN, f->k->x.host[33 * 768 + 700] = (real)INFINITY;
+    array_upload_real(f->k->x);
+    layernorm_fp8_compare(h, f, 1, 1);
     case_end(h);
 }
 
-static void test_layernorm_fp8(Harness* h) {
+static inline void test_layernorm_fp8(Harness* h) {
     // Blocks with 1 to 32 rows, halves of a block without a row, every number of elements that a thread may hold, more
-    // rows than the means are of.
-    static const Rows SIZES[] = {{1, 16},    {15, 64},   {16, 768},  {17, 64},   {31, 784}, {48, 768},
-                                 {33, 1024}, {50, 1040}, {70, 1600}, {64, 1792}, {600, 80}, {1027, 48}};
-    if (!layernorm_fp8_takes(16, &h->ctx)) return;
+    // rows than the means are of, rows that are too long for the kernel.
+    static const Rows SIZES[] = {{1, 16},    {15, 64},   {16, 768},  {17, 64},  {31, 784},  {48, 768}, {33, 1024},
+                                 {50, 1040}, {70, 1600}, {64, 1792}, {600, 80}, {1027, 48}, {16, 2064}};
     test_layernorm_fp8_rows(h);
     test_layernorm_fp8_nan(h);
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
-        for (int branch = LAYERNORM_ALONE; branch <= LAYERNORM_RESIDUAL_DROPOUT; branch++) {
-            int N = SIZES[i].N, C = SIZES[i].C;
-            case_begin(h, "layernorm_fp8/N=%d C=%d %s", N, C, layernorm_fp8_name((LayerNormBranch)branch));
-            LayernormFp8Case f = layernorm_fp8_case(h, SIZES[i], (LayerNormBranch)branch);
-            layernorm_fp8_compare(h, &f, LAYERNORM_ALL_ROWS, 1, 1);
-            layernorm_fp8_compare(h, &f, LAYERNORM_MEAN_ROWS, 1, 1);
-            layernorm_fp8_compare(h, &f, LAYERNORM_ALL_ROWS, 0, 0);
+        for (int dropped = 0; dropped < 2; dropped++) {
+            case_begin(h, "layernorm_fp8/N=%d C=%d%s", SIZES[i].N, SIZES[i].C, dropped ? " dropout" : "");
+            LayernormFp8Case* f = layernorm_fp8_case(h, SIZES[i], dropped ? 0.3 : 0);
+            layernorm_fp8_compare(h, f, 1, 1);
+            layernorm_fp8_compare(h, f, 0, 1);
+            layernorm_fp8_compare(h, f, 1, 0);
             case_end(h);
         }
 }
 
-static void bench_layernorm_fp8(Harness* h) {
+static inline void bench_layernorm_fp8(Harness* h) {
     static const Rows SIZES[] = {{65536, 768}, {16384, 1600}, {32768, 1024}};
-    if (!layernorm_fp8_takes(16, &h->ctx)) return;
+    if (!layernorm_fp8_is_fused(16, &h->ctx)) return;
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
-        for (int branch = LAYERNORM_RESIDUAL; branch <= LAYERNORM_RESIDUAL_DROPOUT; branch++) {
+        for (int dropped = 0; dropped < 2; dropped++) {
             Rows size = SIZES[i];
-            LayernormFp8Case f = layernorm_fp8_case(h, size, (LayerNormBranch)branch);
-            f.k->sequences = resident_sequences(h, f.k->sequences);
+            LayernormFp8Case* f = layernorm_fp8_case(h, size, dropped ? 0.3 : 0);
+            f->k->sequences = resident_sequences(h, f->k->sequences), f->shared.records = 1;
             char shapes[64];
-            snprintf(shapes, sizeof shapes, "N=%d C=%d%s", size.N, size.C,
-                     branch == LAYERNORM_RESIDUAL ? "" : " dropout");
+            snprintf(shapes, sizeof shapes, "N=%d C=%d%s", size.N, size.C, dropped ? " dropout" : "");
             double flops = RESIDUAL_LAYERNORM_FORWARD_FLOPS(size.N, size.C);
-            double apart = RESIDUAL_LAYERNORM_FORWARD_BYTES(size.N, size.C);
+            double bytes = RESIDUAL_LAYERNORM_FORWARD_BYTES(size.N, size.C);
             for (int turn = 0; turn < 2; turn++) {
-                bench_report(h, "layernorm, quantize", shapes, bench_seconds(h, layernorm_fp8_run_apart, &f), flops,
-                             apart + QUANTIZE_BYTES(size.N, size.C, 1, 2));
-                for (int rows = LAYERNORM_ALL_ROWS; rows <= LAYERNORM_MEAN_ROWS; rows++) {
-                    f.rows = (LayerNormRows)rows;
-                    LayerNormFp8 out = {.rows = f.rows, .yt = f.out.yt};
-                    bench_report(h, rows == LAYERNORM_ALL_ROWS ? "fused, all of y" : "fused, rows of the means", shapes,
-                                 bench_seconds(h, layernorm_fp8_run_fused, &f), flops,
-                                 layernorm_fp8_bytes(out, apart, size));
+                bench_report(h, "layernorm, quantize", shapes, bench_seconds(h, layernorm_fp8_run_apart, f), flops,
+                             bytes + QUANTIZE_BYTES(size.N, size.C, 1, 2));
+                for (int v_is_read = 1; v_is_read >= 0; v_is_read--) {
+                    f->copy.v_is_read = v_is_read;
+                    double rows = v_is_read ? size.N : mean_bias_rows(size.N);
+                    bench_report(h, v_is_read ? "fused, all of y" : "fused, rows of the means", shapes,
+                                 bench_seconds(h, layernorm_fp8_run_fused, f), flops,
+                                 bytes - ((size.N - rows) * sizeof(floatX) - 2.0 * size.N) * size.C);
                 }
             }
             case_free(h);
         }
 }
 
-#endif
 #endif

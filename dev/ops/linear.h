@@ -6,6 +6,11 @@
 #include "harness.h"
 #include "linear_sums.h"
 #include "llmc/fp8/state.h"
+#include "llmc/model/linear.h"
+
+typedef struct {
+    Operand x, h, dpre, dy;
+} LinearActs;
 
 // A layer and the one before it, with GELU between: h = gelu(pre), pre = x w0^T + b0, y = h w1^T + b1.
 typedef struct {
@@ -13,6 +18,7 @@ typedef struct {
     Array x, w[2], b[2], pre, h, y, dy, dpre, dx, dw[2], db[2];
     Linear p[2];
     LinearGrads d[2];
+    LinearActs a;
     Fp8State state;
     Gelu gelu;
     Mode mode;
@@ -29,25 +35,19 @@ static inline LinearCase* linear_case(Harness* h, LinearKind kind, int N, int C,
     LinearCase* k = (LinearCase*)case_memory(h, sizeof *k);
     LinearSize size[] = {{N, C, F}, {N, F, C}};
     const int dims[] = {0, C, F};
-    const TensorRow rows[] = {{"w0", offsetof(Linear, w), {2, 1}, OWN, 0, INIT_NORMAL, 0, AS_IN_MEMORY, 0, 8},
-                              {"w1", offsetof(Linear, w), {1, 2}, OWN, 0, INIT_NORMAL, 0, AS_IN_MEMORY, 0, 16}};
+    TensorRow rows[] = {{"w0", offsetof(Linear, w), {2, 1}}, {"w1", offsetof(Linear, w), {1, 2}}};
+    rows[0].x_q = offsetof(LinearActs, x.q), rows[0].dy_q = offsetof(LinearActs, dpre.q);
+    rows[1].x_q = offsetof(LinearActs, h.q), rows[1].dy_q = offsetof(LinearActs, dy.q);
     TensorTable table;
-    struct {
-        void* unused;
-        Fp8Linear* fp8[2];
-    } bound[2];
-    void* const outers[] = {&bound[0], &bound[1]};
-    void* const layers[] = {NULL, NULL};
-    const size_t layer_bytes[] = {0, 0};
     memset(&table, 0, sizeof table);
     memset(&k->state, 0, sizeof k->state);
     memcpy(k->size, size, sizeof size);
     k->mode = mode, k->gelu = kind.gelu, k->ctx = &h->ctx;
     k->state.is_wanted = 1, k->state.keeps_x = kind.keeps_x;
     k->state.exact_forward = kind.exact_forward;
-    tensors_add(&table, rows, 2, dims, -1);
+    tensors_add(&table, rows, 2, dims, 0);
     fp8_state_plan(&k->state, &table, N);
-    fp8_state_open(&k->state, &table, outers, layers, layer_bytes, k->ctx);
+    fp8_state_open(&k->state, &table, NULL, &k->a, sizeof k->a, k->ctx);
     k->x = input(h, (size_t)N * (size_t)C, 1), k->dy = input(h, (size_t)N * (size_t)C, 1e-4);
     k->pre = output(h, (size_t)N * (size_t)F, SET), k->h = output(h, (size_t)N * (size_t)F, SET);
     k->y = output(h, (size_t)N * (size_t)C, SET);
@@ -56,10 +56,11 @@ static inline LinearCase* linear_case(Harness* h, LinearKind kind, int N, int C,
         size_t out = (size_t)size[i].OC;
         k->w[i] = input(h, (size_t)C * (size_t)F, 0.1), k->b[i] = input(h, out, 0.1);
         k->dw[i] = output(h, (size_t)C * (size_t)F, mode), k->db[i] = output(h, out, mode);
-        Linear p = {k->w[i].device, k->b[i].device, bound[0].fp8[i]};
-        LinearGrads d = {k->dw[i].device_real, k->db[i].device_real, bound[1].fp8[i]};
+        Linear p = {k->w[i].device, k->b[i].device};
+        LinearGrads d = {k->dw[i].device_real, k->db[i].device_real};
         k->p[i] = p, k->d[i] = d;
     }
+    k->a.x.v = k->x.device, k->a.h.v = k->h.device, k->a.dpre.v = k->dpre.device, k->a.dy.v = k->dy.device;
     tensors_free(&table);
     return k;
 }
@@ -128,22 +129,29 @@ static inline void linear_expect(Harness* h, const char* what, MatmulPass pass, 
     expect_close_to_sum(h, what, got, want, sum, HAS_DEVICE_MEMORY ? 2e-4 : 1e-6);
 }
 
+static inline void linear_run_first(LinearCase* k) {
+    LinearSize z = k->size[0];
+    operand_fill(k->a.x, z.N, z.IC, k->ctx);
+    linear_forward(k->pre.device, k->a.x, k->p[0], z.N, z.IC, z.OC, k->ctx);
+}
+
 static inline void linear_run_forward(void* state) {
     LinearCase* k = (LinearCase*)state;
     GeluInput gelu = {k->pre.device, k->gelu};
-    linear_gelu_forward(k->h.device, gelu, k->x.device, k->p[0], k->p[1], k->size[0], k->ctx);
-    linear_forward(k->y.device, k->h.device, k->p[1], k->size[1].N, k->size[1].IC, k->size[1].OC, k->ctx);
+    operand_fill(k->a.x, k->size[0].N, k->size[0].IC, k->ctx);
+    linear_gelu_forward(k->a.h, gelu, k->a.x, k->p[0], k->size[0], k->ctx);
+    linear_forward(k->y.device, k->a.h, k->p[1], k->size[1].N, k->size[1].IC, k->size[1].OC, k->ctx);
 }
 
 static inline void linear_run_backward(void* state) {
     LinearCase* k = (LinearCase*)state;
     GeluInput gelu = {k->pre.device, k->gelu};
     const LinearSize *z0 = &k->size[0], *z1 = &k->size[1];
-    linear_backward_weight(k->d[1], k->dy.device, k->h.device, z1->N, z1->IC, z1->OC, k->mode, k->ctx);
-    linear_gelu_backward_input(k->dpre.device, k->d[0], k->mode, k->dy.device, k->p[1], gelu, *z1, k->ctx);
-    linear_backward_weight(linear_weight_only(k->d[0]), k->dpre.device, k->x.device, z0->N, z0->IC, z0->OC, k->mode,
-                           k->ctx);
-    linear_backward_input(k->dx.device, k->dpre.device, k->p[0], z0->N, z0->IC, z0->OC, k->mode, k->ctx);
+    LinearGrads weight_only = {.w = k->d[0].w};
+    linear_backward_weight(k->d[1], k->a.dy, k->a.h, z1->N, z1->IC, z1->OC, k->mode, k->ctx);
+    linear_gelu_backward_input(k->a.dpre, k->d[0], k->mode, k->a.dy, k->p[1], gelu, *z1, k->ctx);
+    linear_backward_weight(weight_only, k->a.dpre, k->a.x, z0->N, z0->IC, z0->OC, k->mode, k->ctx);
+    linear_backward_input(k->dx.device, k->a.dpre, k->p[0], z0->N, z0->IC, z0->OC, k->mode, k->ctx);
 }
 
 // The bias with which the mean of y over the sampled rows is that of x and the weight before they were rounded to
@@ -170,18 +178,18 @@ static inline const real* linear_bias(Harness* h, const LinearCase* k, int i, co
 // What is in the shared buffers after the last product of each pass belongs to the layer of `z`.
 static inline void linear_check_layer(Harness* h, LinearCase* k, int i, const real* x, Array y) {
     LinearSize z = k->size[i];
-    const Fp8Linear* f = k->p[i].fp8;
-    const Fp8Operands* s = f->shared;
+    const Fp8Copy* q = i ? k->a.h.q : k->a.x.q;
+    const Fp8Linear* f = q->layer;
     size_t nx = (size_t)z.N * (size_t)z.IC, nw = (size_t)z.IC * (size_t)z.OC;
     const real* w = linear_unpacked(h, f->w, z.OC, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_W));
     const real* wt = linear_unpacked(h, f->wt, z.OC, z.IC, (size_t)z.OC, FP8_E4M3, fp8_inverse(f, FP8_W));
-    const real* stored = linear_unpacked(h, s->x, z.N, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_X));
+    const real* stored = linear_unpacked(h, q->y, z.N, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_X));
     expect_true(h, "the weight's transpose has its numbers", memcmp(w, wt, nw * sizeof *w) == 0);
     expect_true(h, "the weight is rounded to E4M3",
                 linear_is_near(w, k->w[i].host, nw, FP8_E4M3, linear_largest(k->w[i].host, nw)));
     expect_true(h, "the input is rounded to E4M3", linear_is_near(stored, x, nx, FP8_E4M3, linear_largest(x, nx)));
-    if (f->xt) {
-        const real* xt = linear_unpacked(h, f->xt, z.N, z.IC, quantize_rows(z.N), FP8_E4M3, fp8_inverse(f, FP8_X));
+    if (q->yt) {
+        const real* xt = linear_unpacked(h, q->yt, z.N, z.IC, quantize_rows(z.N), FP8_E4M3, fp8_inverse(f, FP8_X));
         expect_true(h, "the kept transpose has the input's numbers", memcmp(stored, xt, nx * sizeof *xt) == 0);
     }
     LinearOperands operands = {w, stored, linear_bias(h, k, i, x, stored, w)};
@@ -199,11 +207,10 @@ static inline void test_linear_case(Harness* h, LinearKind kind, int N, int C, i
                gelu == GELU_ERF ? "erf" : "tanh", kind.keeps_x ? " kept" : "",
                kind.exact_forward ? " exact forward" : "");
     LinearCase* k = linear_case(h, kind, N, C, F, mode);
-    const Fp8Operands* s = &k->state.operands;
+    Fp8Shared* s = &k->state.shared;
     size_t n = (size_t)N * (size_t)F, nx = (size_t)N * (size_t)C;
     fp8_state_begin_step(&k->state);
-    GeluInput first = {k->pre.device, gelu};
-    linear_forward_fp8(first.pre, k->x.device, k->p[0], k->size[0], k->ctx);
+    linear_run_first(k);
     linear_check_layer(h, k, 0, k->x.host, k->pre);
     linear_run_forward(k);
     real* activated = (real*)case_memory(h, n * sizeof *activated);
@@ -215,10 +222,10 @@ static inline void test_linear_case(Harness* h, LinearKind kind, int N, int C, i
     real *db0 = copy_of(h, k->db[0]), *db1 = copy_of(h, k->db[1]);
     if (!kind.keeps_x) gelu_forward(k->h.device, k->pre.device, n, gelu, k->ctx);
     linear_run_backward(k);
-    const Fp8Linear* f = k->p[0].fp8;
+    const Fp8Linear* f = k->a.x.q->layer;
     const real* dpre = linear_unpacked(h, s->dy, N, F, 0, FP8_E5M2, fp8_inverse(f, FP8_DY));
     const real* dpret = linear_unpacked(h, s->dyt, N, F, quantize_rows(N), FP8_E5M2, fp8_inverse(f, FP8_DY));
-    const uint8_t* kept = f->xt ? f->xt : s->xt;
+    const uint8_t* kept = k->a.x.q->yt ? k->a.x.q->yt : s->xt;
     const real* xt = linear_unpacked(h, kept, N, C, quantize_rows(N), FP8_E4M3, fp8_inverse(f, FP8_X));
     const real* wt = linear_unpacked(h, f->wt, F, C, (size_t)F, FP8_E4M3, fp8_inverse(f, FP8_W));
     real *exact = (real*)case_memory(h, n * sizeof *exact), *sums = (real*)case_memory(h, (size_t)F * sizeof *sums);
@@ -251,15 +258,15 @@ static inline void test_linear_case(Harness* h, LinearKind kind, int N, int C, i
     // A gradient that was zero in one step, below a weight that starts at zero, has no scale yet.
     expect_true(h, "the next step measures tensors too", s->calibrates);
     // Another weight, as after an update; from now on with the scales of the step.
-    k->state.operands.calibrates = 0;
+    s->calibrates = 0;
     for (size_t i = 0; i < k->w[0].n; i++) k->w[0].host[i] = -k->w[0].host[i];
     array_upload_real(k->w[0]);
-    linear_forward_fp8(first.pre, k->x.device, k->p[0], k->size[0], k->ctx);
-    k->state.operands.records = 1;  // the check reads the kept transpose
-    linear_forward_fp8(first.pre, k->x.device, k->p[0], k->size[0], k->ctx);
+    linear_run_first(k);
+    s->records = 1;  // the check reads the kept transpose
+    linear_run_first(k);
     linear_check_layer(h, k, 0, k->x.host, k->pre);
     // Another input outside a step: the backward pass takes this one, not the one that the step kept.
-    k->state.operands.records = 0;
+    s->records = 0;
     for (size_t i = 0; i < nx; i++) k->x.host[i] = -k->x.host[i];
     array_upload_real(k->x);
     linear_run_forward(k);
@@ -278,7 +285,7 @@ static inline void test_linear_case(Harness* h, LinearKind kind, int N, int C, i
 // The logits are those of x without its mean, with the mean of the exact ones.
 static inline void linear_check_logits(Harness* h, LinearCase* k) {
     LinearSize z = k->size[0];
-    const Fp8Linear* f = k->p[0].fp8;
+    const Fp8Linear* f = k->a.x.q->layer;
     size_t n = (size_t)z.N * (size_t)z.IC;
     const real* w = linear_unpacked(h, f->w, z.OC, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_W));
     const real* stored = linear_unpacked(h, f->shared->x, z.N, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_X));
@@ -311,8 +318,10 @@ static inline int linear_target(const real* logits, int V) {
 static inline void test_linear_logits(Harness* h, int N, int C, int Vp) {
     case_begin(h, "linear/fp8 logits N=%d C=%d Vp=%d", N, C, Vp);
     LinearCase* k = linear_case(h, (LinearKind){.gelu = GELU_TANH, .keeps_x = 0}, N, C, Vp, SET);
-    const Fp8Linear* f = k->p[0].fp8;
+    const Fp8Linear* f = k->a.x.q->layer;
     const LinearSize z = k->size[0];
+    Operand dlogits = {.v = k->pre.device, .q = k->a.dpre.q};
+    LinearGrads weight_only = {.w = k->d[0].w};
     Array each = output(h, (size_t)N, SET), sum = output(h, 1, SET);
     int* targets = int_array(h, (size_t)N);
     LogitsGradient d = {.losses = {.each = each.device_real, .sum = sum.device_real, .scale = 1, .mode = SET},
@@ -322,12 +331,13 @@ static inline void test_linear_logits(Harness* h, int N, int C, int Vp) {
     array_upload(k->x);
     array_download(k->x);
     fp8_state_begin_step(&k->state);
-    linear_logits_forward(k->pre.device, k->x.device, k->p[0], z, k->ctx);
+    k->a.x.q->is_centered = 1;
+    linear_forward(k->pre.device, k->a.x, k->p[0], N, C, Vp, k->ctx);
     linear_check_logits(h, k);
     for (int n = 0; n < N; n++) targets[n] = n % 4 == 2 ? -1 : linear_target(k->pre.host + (size_t)n * (size_t)Vp, Vp);
-    linear_classifier_backward(k->pre.device, d, k->p[0], N, Vp, k->ctx);
-    linear_backward_weight(k->d[0], k->pre.device, k->x.device, N, C, Vp, SET, k->ctx);
-    linear_logits_backward_input(k->dx.device, k->pre.device, k->p[0], z, k->ctx);
+    linear_classifier_backward(dlogits, d, N, Vp, k->ctx);
+    linear_backward_weight(weight_only, dlogits, k->a.x, N, C, Vp, SET, k->ctx);
+    linear_backward_input(k->dx.device, dlogits, k->p[0], N, C, Vp, SET, k->ctx);
     array_download(each);
     const real* dy = linear_unpacked(h, f->shared->dy, N, Vp, 0, FP8_E5M2, fp8_inverse(f, FP8_DY));
     const real* wt = linear_unpacked(h, f->wt, Vp, C, (size_t)Vp, FP8_E4M3, fp8_inverse(f, FP8_W));

@@ -49,19 +49,22 @@ typedef enum { FLASH, MATERIALIZED } AttentionPath;
 // The part of a step that a launch belongs to.
 typedef enum { FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, DIRECTIONS } Direction;
 
+// What a linear layer multiplies: its input, or the gradient of its output. An op that is given one to write fills q.
+typedef struct {
+    floatX* v;
+    struct Fp8Copy* q;  // v in 8 bits (fp8/operand.h); NULL: none, so the matmul reads v
+} Operand;
+
 // A linear layer: w [OC, IC], b [OC] or NULL.
 typedef struct {
     floatX* w;
     floatX* b;
-    struct Fp8Linear* fp8;  // its fp8 operands (model/linear.h); NULL: its matmuls are in floatX
 } Linear;
 
 // A layernorm: w and b [C]. The forward pass reads w in full precision (see ops/cast_to_fp32.h for the reason).
 typedef struct {
     floatX *w, *b;
     const real* w_fp32;
-    struct Fp8Linear* next;  // the linear layer that reads the output, if it is fp8 (model/linear.h); NULL: not known
-    int is_only_next;        // 1: nothing else reads the output
 } LayerNorm;
 
 // The gradients of a linear layer. Parameter gradients are kept in full precision because they are sums over all
@@ -69,7 +72,6 @@ typedef struct {
 typedef struct {
     real* w;
     real* b;
-    struct Fp8Linear* fp8;
 } LinearGrads;
 
 // The gradient of a bias and how to write it.
@@ -82,7 +84,7 @@ typedef struct {
 // pair have the same size.
 typedef struct {
     real *w, *b;
-    const void* unused[3];
+    const void* unused;
 } LayerNormGrads;
 static_assert(sizeof(LayerNorm) == sizeof(LayerNormGrads) && sizeof(Linear) == sizeof(LinearGrads),
               "one table for both");

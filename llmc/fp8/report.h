@@ -17,7 +17,7 @@
 // collective call.
 static inline void fp8_report(const Fp8State* s, const ProcessGroup* group, Log* log, int64_t step, Context* ctx) {
     static const char* const OPERANDS[] = {"x", "w", "dy"};
-    const Fp8Operands* o = &s->operands;
+    const Fp8Shared* o = &s->shared;
     size_t n = (size_t)o->scales.count, ranks = (size_t)group->size;
     Text line = {NULL, 0, 0};
     if (n == 0 || !(o->elements[0] > 0)) return;

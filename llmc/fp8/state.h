@@ -1,5 +1,5 @@
-/* A model's state for fp8 matmuls (model/linear.h): the table of scales, the operands in fp8, and the pointers to them
- * in the structs of parameters and gradients. The weights with TensorRow.fp8 are multiplied in fp8.
+/* A model's state for fp8 matmuls (fp8/linear.h): the table of scales, the copies in fp8, and the pointers to them in the
+ * operands of the structs of activations. The weights with TensorRow.x_q are multiplied in fp8.
  *
  * Training calls fp8_state_begin_step() before and fp8_state_end_step() after the micro-batches of a step. In between,
  * statistics are collected. Forward passes at other times use the scales and do not change the statistics.
@@ -13,7 +13,8 @@
 
 #include "llmc/base/json.h"
 #include "llmc/dist/grad_sync.h"
-#include "llmc/model/linear.h"
+#include "llmc/fp8/operand.h"
+#include "llmc/model/tensors.h"
 
 typedef struct {
     int is_wanted;              // --fp8
@@ -23,24 +24,25 @@ typedef struct {
     int count;                  // linear layers
     int recorded;               // steps whose largest absolute values are known, at most FP8_HISTORY
     Fp8Linear* linears;
-    Fp8Linear*** fields;  // [2 * count] the pointers to them in the structs of parameters and gradients
-    const char** names;   // of their weights, in the table of tensors
-    Fp8Operands operands;
+    Fp8Copy* copies;     // [2 * count] of x and dy of each layer
+    Fp8Copy*** fields;   // [2 * count] the pointers to them in the structs of activations
+    const char** names;  // of the layers' weights, in the table of tensors
+    Fp8Shared shared;
     uint8_t* weights;  // of all layers, and their transposes
     uint8_t* kept;     // transposed inputs of all layers; NULL: not kept
     size_t weight_bytes, kept_bytes, x_bytes, dy_bytes, means_bytes, bias_bytes;
     size_t scratch_bytes;
     size_t rows;      // rows of the largest micro-batch, rounded up
-    size_t unpacked;  // elements of each of operands.unpacked
+    size_t unpacked;  // elements of each of shared.unpacked
 } Fp8State;
 
-// Whether tensor i is the weight of a linear layer in fp8. If several weights name the same field, the last one is
+// Whether tensor i is the weight of a linear layer in fp8. If several weights name the same operand, the last one is
 // used: a head that is not tied replaces the embedding.
 static inline int fp8_is_weight(const Fp8State* s, const TensorTable* table, int i) {
     const Tensor* t = &table->tensors[i];
-    if (!t->fp8 || !s->is_wanted) return 0;
+    if (!t->x_q || !s->is_wanted) return 0;
     for (int k = i + 1; k < table->count; k++)
-        if (table->tensors[k].fp8 == t->fp8 && table->tensors[k].layer == t->layer) return 0;
+        if (table->tensors[k].x_q == t->x_q && table->tensors[k].layer == t->layer) return 0;
     return 1;
 }
 
@@ -168,18 +170,18 @@ static inline int fp8_state_is_on(const Fp8State* s, int64_t step) {
 // Use fp8 in step `step` (from 0) and what precedes it, such as a validation, or stop using it.
 static inline void fp8_state_switch(Fp8State* s, int64_t step) {
     int is_on = fp8_state_is_on(s, step);
-    for (int i = 0; i < 2 * s->count; i++) *s->fields[i] = is_on ? &s->linears[i / 2] : NULL;
+    for (int i = 0; i < 2 * s->count; i++) *s->fields[i] = is_on ? &s->copies[i] : NULL;
 }
 
-// Allocate the buffers of fp8_state_plan(), and point the fp8 fields of parameters and gradients to their layers.
-// `outers` and `layers`: the structs of parameters and of gradients.
-static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* const outers[2], void* const layers[2],
-                                  const size_t layer_bytes[2], Context* ctx) {
-    Fp8Operands* o = &s->operands;
+// Allocate the buffers of fp8_state_plan(), and point the operands of the structs of activations to their copies.
+static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* outer, void* layers, size_t layer_bytes,
+                                  Context* ctx) {
+    Fp8Shared* o = &s->shared;
     if (!s->count) return;
     fp8_check_device(ctx);
     s->linears = (Fp8Linear*)xcalloc((size_t)s->count, sizeof *s->linears);
-    s->fields = (Fp8Linear***)xcalloc(2 * (size_t)s->count, sizeof *s->fields);
+    s->copies = (Fp8Copy*)xcalloc(2 * (size_t)s->count, sizeof *s->copies);
+    s->fields = (Fp8Copy***)xcalloc(2 * (size_t)s->count, sizeof *s->fields);
     s->names = (const char**)xcalloc((size_t)s->count, sizeof *s->names);
     o->elements = (double*)xcalloc((size_t)s->count * FP8_OPERANDS, sizeof *o->elements);
     s->weights = (uint8_t*)device_alloc(ctx, s->weight_bytes, "parameters");
@@ -203,27 +205,26 @@ static inline void fp8_state_open(Fp8State* s, const TensorTable* table, void* c
         if (!fp8_is_weight(s, table, i)) continue;
         fp8_layer_size(table, i, &IC, &OC);
         size_t size = (size_t)IC * (size_t)OC;
-        Fp8Linear linear = {.shared = o,
-                            .row = n * FP8_OPERANDS,
-                            .exact_forward = fp8_is_excluded(s, table, i),
-                            .w = w,
-                            .wt = w + size,
-                            .xt = kept};
+        Fp8Linear linear = {.shared = o, .row = n * FP8_OPERANDS, .w = w, .wt = w + size};
+        linear.exact_forward = fp8_is_excluded(s, table, i);
+        Fp8Copy x = {.layer = &s->linears[n], .operand = FP8_X, .y = o->x, .yt = kept};
+        Fp8Copy dy = {.layer = &s->linears[n], .operand = FP8_DY, .y = o->dy, .yt = o->dyt};
+        x.v_is_read = t->x_is_read || linear.exact_forward;
+        x.is_centered = t->layer < 0;  // the output matrix
+        char* target = t->layer < 0 ? (char*)outer : (char*)layers + (size_t)t->layer * layer_bytes;
         s->names[n] = t->name;
         s->linears[n] = linear;
+        s->copies[2 * n] = x, s->fields[2 * n] = (Fp8Copy**)(void*)(target + t->x_q);
+        s->copies[2 * n + 1] = dy, s->fields[2 * n + 1] = (Fp8Copy**)(void*)(target + t->dy_q);
         w += 2 * size;
         if (kept) kept += s->rows * (size_t)IC;
-        for (int k = 0; k < 2; k++) {
-            char* target = t->layer < 0 ? (char*)outers[k] : (char*)layers[k] + (size_t)t->layer * layer_bytes[k];
-            s->fields[2 * n + k] = (Fp8Linear**)(void*)(target + t->fp8);
-        }
         n++;
     }
     fp8_state_switch(s, 0);
 }
 
 static inline void fp8_state_close(Fp8State* s) {
-    Fp8Operands* o = &s->operands;
+    Fp8Shared* o = &s->shared;
     size_t n = (size_t)o->scales.count;
     if (!s->linears) return;
     device_free(s->weights, s->weight_bytes);
@@ -240,20 +241,20 @@ static inline void fp8_state_close(Fp8State* s) {
     device_free(o->means, s->means_bytes), device_free(o->center, s->means_bytes);
     device_free(o->bias, s->bias_bytes);
     for (int i = 0; i < 2 && s->unpacked; i++) device_free(o->unpacked[i], s->unpacked * sizeof(real));
-    free(s->linears), free(s->fields), free(s->names), free(o->elements);
+    free(s->linears), free(s->copies), free(s->fields), free(s->names), free(o->elements);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // A step
 
 static inline void fp8_state_begin_step(Fp8State* s) {
-    s->operands.records = s->count > 0;
-    for (int i = 0; i < s->operands.scales.count; i++) s->operands.elements[i] = 0;
+    s->shared.records = s->count > 0;
+    for (int i = 0; i < s->shared.scales.count; i++) s->shared.elements[i] = 0;
 }
 
 // After the last micro-batch of step `step` (from 0): compute the next step's scales, equal on all ranks, and switch.
 static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Context* ctx) {
-    Fp8Operands* o = &s->operands;
+    Fp8Shared* o = &s->shared;
     size_t n = (size_t)o->scales.count;
     if (!fp8_state_is_on(s, step)) return;
     fp8_scales_record(o->scales, step, ctx);
@@ -269,7 +270,7 @@ static inline void fp8_state_end_step(Fp8State* s, int64_t step, GradSync* r, Co
 // Checkpoints: the bits of the history and of the scales, 8 hexadecimal digits per value
 
 static inline char* fp8_state_text(const Fp8State* s, int64_t step, Context* ctx) {
-    const Fp8Scales* scales = &s->operands.scales;
+    const Fp8Scales* scales = &s->shared.scales;
     size_t n = (size_t)scales->count, recorded = FP8_HISTORY * n;
     if (!fp8_state_is_on(s, step) || !s->recorded) return NULL;  // later the scales are too old for another --fp8-steps
     uint32_t* history = (uint32_t*)xmalloc(recorded * sizeof *history);
@@ -285,7 +286,7 @@ static inline char* fp8_state_text(const Fp8State* s, int64_t step, Context* ctx
 
 // Restore what fp8_state_text() returned. `hex` NULL: the checkpoint has none.
 static inline void fp8_state_set(Fp8State* s, const char* hex, const char* checkpoint, Context* ctx) {
-    Fp8Scales* scales = &s->operands.scales;
+    Fp8Scales* scales = &s->shared.scales;
     size_t n = (size_t)scales->count, recorded = FP8_HISTORY * n;
     if (!s->count || !hex) return;
     if (strlen(hex) != 8 * (recorded + n) || strspn(hex, "0123456789abcdef") != strlen(hex))
@@ -316,7 +317,7 @@ static inline void fp8_state_set(Fp8State* s, const char* hex, const char* check
     device_upload(ctx, scales->scale, scale, n * sizeof *scale);
     device_upload(ctx, scales->inverse, scale + n, n * FP8_INVERSE_APART * sizeof *scale);
     device_synchronize(ctx);
-    s->operands.calibrates = s->recorded < FP8_HISTORY;
+    s->shared.calibrates = s->recorded < FP8_HISTORY;
     free(bits), free(scale);
 }
 

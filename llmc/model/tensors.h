@@ -19,9 +19,10 @@
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } Init;
 // How a file stores a matrix that is [out, in] in memory: the same way, or as [in, out] (GPT-2's Conv1D).
 typedef enum { AS_IN_MEMORY, TRANSPOSED } FileLayout;
-typedef enum { OWN, GROUPED, SHARED } Placement;
+typedef enum { OWN, GROUPED, SHARED, SAME } Placement;
 // OWN: starts on an aligned element.  GROUPED: follows the previous row without padding.
-// SHARED: all layers use one buffer (activations that the backward pass recomputes for one layer at a time).
+// SHARED: all layers use one buffer (gradients, and activations that the backward pass recomputes for a layer).
+// SAME: the buffer of the previous row.
 
 // A row as written in a model's source. Omitted fields are zero, which is the first value of each enum. Dimensions are
 // symbols: indices into an array of sizes, 0 = no dimension.
@@ -35,8 +36,11 @@ typedef struct {
     int decay;  // 1: weight decay applies
     FileLayout file;
     size_t fp32_copy;  // offsetof the real* for the fp32 copy (optim/fp32_copies.h); 0: none
-    size_t fp8;        // offsetof the Fp8Linear* of the linear layer whose weight this is (fp8/state.h); 0: none
     int matrices;      // Muon updates it as this many stacked matrices of equal shape; 0: AdamW updates it
+    // A linear layer's weight: offsetof the q of the operands x and dy that it is multiplied with, in the structs of
+    // activations (fp8/state.h). 0: they have none.
+    size_t x_q, dy_q;
+    int x_is_read;  // 1: other ops read x.v too
 } TensorRow;
 
 typedef struct {
@@ -52,8 +56,9 @@ typedef struct {
     FileLayout file;
     size_t offset, size;            // elements in the flat buffer; the size includes rows of padding
     size_t fp32_copy, fp32_offset;  // the row's fp32_copy; elements in the buffer of fp32 copies
-    size_t fp8;                     // the row's
     int matrices;                   // the row's
+    size_t x_q, dy_q;
+    int x_is_read;
 } Tensor;
 
 // Usage: zero-initialise, tensors_add() rows, tensors_finish(), at the end tensors_free().
@@ -114,6 +119,7 @@ static inline void tensors_add(TensorTable* table, const TensorRow* rows, int co
         int first = -1;
         for (int k = 0; row->placement == SHARED && k < table->count && first < 0; k++)
             if (table->tensors[k].layer >= 0 && table->tensors[k].field == t.field) first = k;
+        if (row->placement == SAME) first = table->count - 1;
         if (first >= 0) {
             t.offset = table->tensors[first].offset;
         } else {
@@ -121,8 +127,8 @@ static inline void tensors_add(TensorTable* table, const TensorRow* rows, int co
             table->elements = t.offset + t.size;
             table->parameters += (size_t)t.shape[0] * (size_t)t.shape[1];
         }
-        t.fp8 = row->fp8;
         t.matrices = row->matrices;
+        t.x_q = row->x_q, t.dy_q = row->dy_q, t.x_is_read = row->x_is_read;
         if ((t.fp32_copy = row->fp32_copy) != 0) {
             t.fp32_offset = table->fp32_elements;
             table->fp32_elements += round_up(t.size, TENSOR_ALIGNMENT);

@@ -15,6 +15,12 @@
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/activation.h"
 
+// GELU's form and its input [N, C]: an output of the forward pass.
+typedef struct {
+    floatX* pre;
+    Gelu kind;
+} GeluInput;
+
 #define GELU_FORWARD_FLOPS(n) (25.0 * (double)(n))  // the tanh form as implemented here; a division counts as one flop
 #define GELU_BACKWARD_FLOPS(n) (33.0 * (double)(n))
 #define GELU_FORWARD_BYTES(n) (2.0 * (double)(n) * sizeof(floatX))

@@ -83,9 +83,7 @@ static inline void model_buffers_alloc(ModelBuffers* b, Context* ctx) {
     tensors_bind(&b->table, b->grads, sizeof(real), grads->outer, b->layers[1], grads->layer_bytes);
     tensors_bind(&b->acts_table, b->acts, sizeof(floatX), acts->outer, b->layers[2], acts->layer_bytes);
     tensors_bind(&b->stats_table, b->stats, sizeof(real), acts->outer, b->layers[2], acts->layer_bytes);
-    void* const outers[] = {params->outer, grads->outer};
-    const size_t layer_bytes[] = {params->layer_bytes, grads->layer_bytes};
-    fp8_state_open(&b->fp8, &b->table, outers, b->layers, layer_bytes, ctx);
+    fp8_state_open(&b->fp8, &b->table, acts->outer, b->layers[2], acts->layer_bytes, ctx);
     for (size_t i = 0; i < 2 && b->tied != b->tied_to; i++)
         memcpy((char*)b->structs[i].outer + b->tied, (char*)b->structs[i].outer + b->tied_to, sizeof(void*));
 }

@@ -38,21 +38,21 @@ typedef struct {
 
 static inline void profiler_fp8_product(const void* operands, int size, Context* ctx) {
     const Fp8PeakOperands* o = (const Fp8PeakOperands*)operands;
-    Fp8Operands none;
-    Fp8Product product = {.pass = MATMUL_FORWARD,
-                          .a = o->bytes + PEAK_ELEMENTS,
-                          .b = o->bytes,
-                          .a_inverse = o->one,
-                          .b_inverse = o->one,
-                          .d = o->x + 2 * PEAK_ELEMENTS,
-                          .size = {size, size, size},
-                          .mode = SET};
-    memset(&none, 0, sizeof none);
-    fp8_product(&none, product, ctx);
+    Fp8Shared shared = {.scales = {.inverse = o->one}};
+    Fp8Linear layer = {.shared = &shared};
+    fp8_product(&layer,
+                (Fp8Product){MATMUL_FORWARD,
+                             o->bytes + PEAK_ELEMENTS,
+                             o->bytes,
+                             o->x + 2 * PEAK_ELEMENTS,
+                             NULL,
+                             {size, size, size},
+                             SET},
+                ctx);
 }
 
 static inline double profiler_fp8_flops(Context* ctx) {
-    static const real ones[FP8_INVERSE_APART] = {1};
+    static const real ones[2 * FP8_INVERSE_APART] = {1, 1, 1, 1, 1, 1, 1, 1};  // of x and of w
     Fp8PeakOperands o = {.x = peak_operands(ctx)};
     o.bytes = (uint8_t*)device_alloc(ctx, 2 * PEAK_ELEMENTS, "measurement");
     o.one = (real*)device_alloc(ctx, sizeof ones, "measurement");

@@ -10,6 +10,7 @@
  *                      branch's output (without dropout this is dx itself), and dbias [C] SET or ADD, its column sums:
  *                      the gradient of the bias of the linear layer that computed the branch's output
  *
+ * The residual forward pass's y is an Operand, whose 8-bit copy it fills; if no op reads y.v, it may write only some rows.
  * With SET, dx may be dy. dbranch may be dy.
  *
  * dtypes     x, y, r, b, dx, dy and dbranch are floatX; mean, rstd, the gradients d and dbias are real. w is real in
@@ -57,7 +58,7 @@ typedef struct {
 // Where a backward pass writes.
 typedef struct {
     ResidualGrad r;
-    LinearGrads d;  // of w and b
+    LayerNormGrads d;  // of w and b
 } LayerNormTargets;
 
 #define LAYERNORM_FORWARD_FLOPS(N, C) (7.0 * (N) * (C))
@@ -317,6 +318,7 @@ static inline void layernorm_backward_blocks(LayerNormTargets to, LayerNormInput
 }
 
 #endif
+#include "llmc/fp8/layernorm.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Launchers
@@ -337,14 +339,17 @@ COMPILED_IF_CALLED static inline void layernorm_forward(floatX* y, LayerNormStat
     scope_close(&scope);
 }
 
-COMPILED_IF_CALLED static inline void residual_layernorm_forward(floatX* y, ResidualBranch branch, LayerNormStats stats,
+COMPILED_IF_CALLED static inline void residual_layernorm_forward(Operand y, ResidualBranch branch, LayerNormStats stats,
                                                                  const floatX* x, LayerNorm p, Rows size, real eps,
                                                                  Context* ctx) {
     CHECK(size.N > 0 && size.C > 0 && (branch.dropout.threshold == 0 || branch.dropout.sequences->rows == size.N));
+#ifdef __CUDACC__
+    if (y.q && residual_layernorm_forward_fp8(y, branch, stats, x, p, size, eps, ctx)) return;
+#endif
     Scope scope = scope_open(ctx, "residual_layernorm_forward", RESIDUAL_LAYERNORM_FORWARD_FLOPS(size.N, size.C),
                              RESIDUAL_LAYERNORM_FORWARD_BYTES(size.N, size.C), "N=%d C=%d", size.N, size.C);
 #ifdef __CUDACC__
-    LayerNormForward a = layernorm_forward_args(y, stats, x, p, size, eps);
+    LayerNormForward a = layernorm_forward_args(y.v, stats, x, p, size, eps);
     a.r = branch.r, a.dropout = dropout_rows(branch.dropout);
     if (branch.dropout.threshold) layernorm_forward_launch<LAYERNORM_RESIDUAL_DROPOUT>(a, ctx);
     else layernorm_forward_launch<LAYERNORM_RESIDUAL>(a, ctx);
@@ -353,10 +358,11 @@ COMPILED_IF_CALLED static inline void residual_layernorm_forward(floatX* y, Resi
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < (size_t)size.N; n++) {
         residual_row(branch.r + n * C, x + n * C, (int)n, size.C, branch.dropout);
-        layernorm_row(y + n * C, stats.mean + n, stats.rstd + n, branch.r + n * C, p, C, eps);
+        layernorm_row(y.v + n * C, stats.mean + n, stats.rstd + n, branch.r + n * C, p, C, eps);
     }
 #endif
     scope_close(&scope);
+    if (y.q) fp8_fill(y, size.N, size.C, ctx);
 }
 
 COMPILED_IF_CALLED static inline void layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode,

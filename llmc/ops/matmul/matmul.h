@@ -25,6 +25,10 @@
 // The three GEMMs of a linear layer.
 typedef enum { MATMUL_FORWARD, MATMUL_BACKWARD_INPUT, MATMUL_BACKWARD_WEIGHT, MATMUL_PASSES } MatmulPass;
 
+typedef struct {
+    int N, IC, OC;
+} LinearSize;
+
 // Every operand counts once, in its own type. ADD also reads the output. GELU adds its input, which the forward pass
 // writes and the backward pass reads. Biases, their gradients and repeated reads are not counted.
 #define MATMUL_FLOPS(N, IC, OC) (2.0 * (double)(N) * (double)(IC) * (double)(OC))
