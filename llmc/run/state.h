@@ -176,7 +176,7 @@ static inline SavedState run_state(Run* r) {
     s.shards = group_any(&r->group, o->shard.size < r->buffers->table.elements) ? r->group.size : 1;
     s.scale = optimizer_loss_scale(o, &r->ctx);
     if (o->rule.kind != LOSS_SCALE_DYNAMIC) s.scale.scale = 0;
-    s.has_outliers = outliers_are_judged(o->limits);
+    s.has_outliers = o->judges_outliers;
     if (s.has_outliers) s.outliers = optimizer_outliers(o, &r->ctx);
     s.best = r->best;
     s.fp8 = fp8_state_text(&r->buffers->fp8, r->step, &r->ctx);

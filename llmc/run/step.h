@@ -178,7 +178,7 @@ static inline void run_log(Run* r, StepLosses losses, StepWork work) {
     const real* results[STEP_LOSSES + 3] = {o->norm, &o->loss_scale->applied};
     int count = 2;
     for (int i = 0; i < losses.count; i++) results[count++] = losses.values[i];
-    if (outliers_are_judged(o->limits)) results[count++] = &o->outliers->skipped;
+    if (o->judges_outliers) results[count++] = &o->outliers->skipped;
     readback_copy(&r->ctx, &launched->result, results, count);
     if (s->graph.is_on) step_graph_end(&s->graph, &r->ctx);
     readback_record(&r->ctx, &launched->result);
@@ -234,7 +234,7 @@ static inline void run_finish_step(Run* r) {
     double seconds = readback_seconds(s->last, &done->result);
     for (int i = 0; i < done->losses.count; i++) loss += (double)done->result.values[2 + i];
     int overflow = steps_is_overflow(o->rule, loss, norm, scale);
-    int is_outlier = outliers_are_judged(o->limits) && done->result.values[2 + done->losses.count] != 0;
+    int is_outlier = o->judges_outliers && done->result.values[2 + done->losses.count] != 0;
     int is_scaled = o->rule.kind == LOSS_SCALE_DYNAMIC || scale != 1;
     // If the machine was busy at the start, the measured peak was too low.
     if (s->peak_is_measured) s->peak_flops = fmax(s->peak_flops, done->work.flops / seconds);
