@@ -209,7 +209,8 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
     Embeddings tables = {.word = m->p.word, .position = m->p.position, .type = m->p.type};
     EmbeddingInputs rows = {.tokens = in->tokens, .types = in->types, .s = s};
     scope_at(ctx, FORWARD, -1);
-    model_buffers_update_copies(&m->buffers, ctx);
+    if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, 0, ctx);  // the parameters outside the layers
+    if (m->buffers.fp32_copies.copies) model_buffers_update_copies(&m->buffers, ctx);
     embedding_forward(m->a.embedded, rows, tables, m->buffers.step.embedding, dropout_none(s), ctx);
     layernorm_forward(m->a.ln0, m->a.ln0_stats, m->a.embedded, m->p.ln0, (Rows){s->rows, c->C}, (real)c->eps, ctx);
     dropout_forward(m->a.ln0, m->a.ln0, s->rows, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);

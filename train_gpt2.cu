@@ -177,7 +177,8 @@ static void forward(Model* m, const int* inputs, const Sequences* s, Context* ct
     EmbeddingInputs in = {.tokens = inputs, .types = NULL, .s = s};
     EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = c->C, .padding = -1};
     scope_at(ctx, FORWARD, -1);
-    model_buffers_update_copies(&m->buffers, ctx);  // fp32 copies of layernorm weights
+    if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, 0, ctx);  // the parameters outside the layers
+    if (m->buffers.fp32_copies.copies) model_buffers_update_copies(&m->buffers, ctx);
     embedding_forward(m->a.embedded, in, tables, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
     layernorm_forward(m->a.h[0].ln1.v, m->a.h[0].ln1_stats, m->a.embedded, m->p.h[0].ln1,
                       (Rows){.N = s->rows, .C = c->C}, (real)c->eps, ctx);

@@ -260,7 +260,7 @@ static inline MlmCounts mlm_source_step(MlmSource* source, uint64_t start, int B
         counts.sequences += b->count, counts.tokens += b->rows, counts.masked += b->masked;
         counts.sum_sq_len += (double)b->sum_sq_len;
     }
-    group_sum_counts(group, &counts.sequences, sizeof counts / sizeof counts.sequences);
+    if (group->size > 1) group_sum_counts(group, &counts.sequences, sizeof counts / sizeof counts.sequences);
     return counts;
 }
 
@@ -282,6 +282,19 @@ static inline MlmScales mlm_scales(LossMean mean, const MlmBatch* batch, MlmCoun
     MlmScales micro = {.masked = 1.0 / parts / batch->masked, .next = 1.0 / parts / batch->count};
     MlmScales global = {.masked = 1 / step.masked, .next = 1 / step.sequences};
     return mean == MEAN_MICRO ? micro : global;
+}
+
+// Sizes of an encoder and its heads. next: 1 if there is a next-sentence head.
+typedef struct {
+    int L, C, F, V, next;
+} MlmSizes;
+
+// The work of a step of `sequences` rows that contains `counts`. The decoder is counted for masked tokens only.
+static inline StepWork mlm_step_work(MlmCounts counts, int sequences, MlmSizes z) {
+    double C = z.C, heads = (z.V * C + C * C) * counts.masked + (z.next ? C * C * counts.sequences : 0);
+    double flops = mlm_encoder_flops(counts, z.L, z.C, z.F) + 6 * heads;
+    StepWork work = {.consumed = sequences, .sequences = counts.sequences, .tokens = counts.tokens, .flops = flops};
+    return work;
 }
 
 #endif

@@ -142,17 +142,4 @@ static inline void mlm_run_open_data(Run* r, MlmSettings* m, MlmSource* source, 
     run_set_last(r, mlm_sequences(&source->train));
 }
 
-// Sizes of an encoder and its heads. next: 1 if there is a next-sentence head.
-typedef struct {
-    int L, C, F, V, next;
-} MlmSizes;
-
-// The work of a step of `sequences` rows that contains `counts`. The decoder is counted for masked tokens only.
-static inline StepWork mlm_step_work(MlmCounts counts, int sequences, MlmSizes z) {
-    double C = z.C, heads = (z.V * C + C * C) * counts.masked + (z.next ? C * C * counts.sequences : 0);
-    double flops = mlm_encoder_flops(counts, z.L, z.C, z.F) + 6 * heads;
-    StepWork work = {.consumed = sequences, .sequences = counts.sequences, .tokens = counts.tokens, .flops = flops};
-    return work;
-}
-
 #endif

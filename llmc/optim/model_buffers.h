@@ -109,10 +109,9 @@ static inline void model_buffers_finish_tables(ModelBuffers* b) {
     tensors_finish(&b->table), tensors_finish(&b->acts_table), tensors_finish(&b->stats_table);
 }
 
-// Before a forward pass: wait for the parameters outside the layers, and update the fp32 copies.
+// Before a forward pass, if there are fp32 copies: update them.
 static inline void model_buffers_update_copies(const ModelBuffers* b, Context* ctx) {
-    if (b->grad_sync) grad_sync_wait(b->grad_sync, 0, ctx);
-    if (b->fp32_copies.copies) fp32_copies_update(&b->fp32_copies, &b->table, b->params, b->master, b->grad_sync, ctx);
+    fp32_copies_update(&b->fp32_copies, &b->table, b->params, b->master, b->grad_sync, ctx);
 }
 
 // After an update: share the new parameters and the fp32 copies among the ranks.

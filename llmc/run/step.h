@@ -368,7 +368,7 @@ static inline int run_gather_stop(const Run* r, int stop) {
 // Whether all ranks stop now: a rank received a signal (`signal`; 0: this one did not). Ends the run if another run has
 // locked OUT.
 static inline int run_must_stop(Run* r, int signal) {
-    int stop = run_lock_check(&r->lock) != 0 ? LOCK_IS_LOST : signal;
+    int stop = r->lock.path && run_lock_check(&r->lock) != 0 ? LOCK_IS_LOST : signal;
     if (r->group.size > 1) stop = run_gather_stop(r, stop);
     if (stop == LOCK_IS_LOST) checkpoint_die(&r->group, FAILED, RUN_LOCK_LOST, r->settings.out);
     if (!r->stop) r->stop = stop;
