@@ -47,6 +47,8 @@ each .c "$plain" gcc -std=c11 -Wc++-compat $flags -fsyntax-only
 each .c "$plain" gcc -std=c11 -DREAL_DOUBLE $flags -fsyntax-only
 if command -v g++ >/dev/null; then each .cc "$plain" g++ -std=c++17 $flags -fsyntax-only; else echo "skip g++: not found"; fi
 if command -v nvcc >/dev/null; then
+    no_hopper="nvcc -Xcicc -O0 -Xptxas -O0 -std=c++17 -arch=sm_90a -D_GNU_SOURCE -DPRECISION_BF16 -DNO_HOPPER -I. -Ibuild -cuda -o /dev/null"
+    if $no_hopper train_gpt2.cu; then ok; else fail "train_gpt2.cu does not compile with -DNO_HOPPER"; fi
     each .cu "$plain" nvcc -Xcicc -O0 -Xptxas -O0 -std=c++17 -arch=sm_90 -D_GNU_SOURCE -DPRECISION_BF16 -I. -Ibuild -Xcompiler -fopenmp,-Wall -cuda -o /dev/null
 else
     echo "skip nvcc: not found"

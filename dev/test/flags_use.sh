@@ -16,6 +16,7 @@ row --val-batches "$e" 1 'says "[0-9]+ of [0-9]+ micro-batches|all [0-9]+ micro-
 row --choices "$e" in/set.bin 'says "^set acc [0-9.]+"' '' 'set acc *' "$loss"
 row --master-weights "$e" 0 "$loss" '*' '='  # of the checkpoint that -y 1 takes
 row --loss-scale '--explain a[MASK=b]' fixed 'says "^loss .*"' '*' '='  # divides out
+row --loss-scale-start '--explain a[MASK=b] --loss-scale fixed' 8 'says "^loss .*"' '*' '='
 row --threads "$e" 2 "$loss" '*' '='
 row --timeout "$e" 100 "$loss" '*' '='
 case $PROGRAM in

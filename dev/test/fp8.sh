@@ -68,7 +68,7 @@ assert all(r['clipped'] == 0 for r in before if r['operand'] == 'w')"
 
 ops=('N=[0-9]* C=[0-9]* bias') # of a rounded weight
 [ $is_bert ] || ops+=(quantize_classifier_backward) # BERT's output matrix is in floatX
-[[ $PROGRAM == *cu || $PROGRAM == */emulated/* ]] && ops+=(layernorm_forward_fp8) # the CPU has no such kernel
+[[ $PROGRAM == *cu || $PROGRAM == */emulated/* ]] && ops+=(residual_layernorm_forward_fp8) # the CPU has no such kernel
 why=
 for op in "${ops[@]}"; do grep -q "$op" run/profile/profile.txt || why+=" no $op"; done
 verdict 'kernels round their own outputs' "$why"

@@ -134,7 +134,8 @@ static inline void state_get(SavedState* s, const JsonNode* root, const char* fi
         snprintf(name, sizeof name, "%.*s", (int)n, row->name);
         const JsonNode* object = n ? json_get(root, name) : root;
         const char* key = row->name + (n ? n + 1 : 0);
-        if (row->is_needed || (object && json_has(object, key))) state_row_get(row, object, key, file);
+        // An object has all of its values.
+        if (row->is_needed || (n && object) || (object && json_has(object, key))) state_row_get(row, object, key, file);
     }
     Best b = s->best;
     if (b.step > b.judged || (b.step > 0 && !isfinite(b.loss)))

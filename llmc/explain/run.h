@@ -81,7 +81,6 @@ static inline char* explain_read_text(const ExplainSettings* s, size_t* length) 
 static inline void explain_check_model(Explanation* e, const ExplainSettings* s, Run* r) {
     if (r->group.size > 1) die(USAGE, "--explain: is the work of one process; start it without other ranks");
     r->settings.B = 1, r->settings.total_batch = 0, r->settings.fp8 = 0;
-    if (r->start) r->hub = r->start, r->start = NULL;  // read the weights of a checkpoint, not its moments
     e->model = r->source, e->out = r->settings.out, e->writes_tensors = s->tensors;
 }
 

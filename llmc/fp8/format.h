@@ -76,7 +76,7 @@ HOST_DEVICE static inline float fp8_to_float(uint8_t byte, Fp8Format format) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// The rows of an fp8 matmul's input whose exact values are also needed (quantize/mean_bias.h)
+// The rows of an fp8 matmul's input whose exact values are also needed (mean_bias.h)
 
 enum { MEAN_BIAS_ROWS = 512, MEAN_BIAS_SPREAD = 37 };
 

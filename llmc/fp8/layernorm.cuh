@@ -1,4 +1,4 @@
-/* layernorm.h's kernel. A block takes 32 rows, a warp 4 of them, one after the other. It writes a row's bytes to y8
+/* fp8/layernorm.h's kernel. A block takes 32 rows, a warp 4 of them, one after the other. It writes a row's bytes to y8
  * and to shared memory. From there the block transposes them: a thread takes 4 columns of a piece of 16 rows, and two
  * threads write the 32 bytes of a column, a whole sector of the transpose. */
 #ifndef LLMC_FP8_LAYERNORM_CUH

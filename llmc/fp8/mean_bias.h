@@ -16,8 +16,8 @@
  *            different positions even in sequences of power-of-two length.
  * numerics   on the GPU in fp32, in an order that depends only on the shapes; on the CPU in double
  * bytes      sizeof(floatX) + 1 for each element of x that is read */
-#ifndef LLMC_OPS_MEAN_BIAS_H
-#define LLMC_OPS_MEAN_BIAS_H
+#ifndef LLMC_FP8_MEAN_BIAS_H
+#define LLMC_FP8_MEAN_BIAS_H
 
 #include "llmc/fp8/quantize.h"
 

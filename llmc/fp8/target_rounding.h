@@ -12,8 +12,8 @@
  * does not cancel: it is the same for all tokens with a similar p at the target.
  *
  * Numerics: in real. On the GPU one warp per row. */
-#ifndef LLMC_OPS_TARGET_ROUNDING_H
-#define LLMC_OPS_TARGET_ROUNDING_H
+#ifndef LLMC_FP8_TARGET_ROUNDING_H
+#define LLMC_FP8_TARGET_ROUNDING_H
 
 #include "llmc/device/scope.h"
 #include "llmc/fp8/format.h"

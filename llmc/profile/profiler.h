@@ -8,12 +8,12 @@
  *
  * On the GPU rows are kernels, traced by CUPTI; on the CPU they are ops, timed by the host's clock.
  *
- * steps.h calls profiler_prepare_step(), profiler_begin_step() and profiler_end_step() around each step, and
+ * run/step.h calls profiler_prepare_step(), profiler_begin_step() and profiler_end_step() around each step, and
  * profiler_step_took() with the times of plain ones. */
 #ifndef LLMC_PROFILE_PROFILER_H
 #define LLMC_PROFILE_PROFILER_H
 
-#include "llmc/model/linear.h"
+#include "llmc/fp8/linear.h"
 #include "llmc/profile/energy.h"
 #include "llmc/run/peak.h"
 

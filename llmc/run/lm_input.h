@@ -3,7 +3,8 @@
 #define LLMC_RUN_LM_INPUT_H
 
 #include "llmc/data/lm_data.h"
-#include "llmc/run/step.h"
+#include "llmc/device/staging.h"
+#include "llmc/run/state.h"
 
 typedef struct {
     int B, T;                // maximum micro-batch: B sequences of T tokens

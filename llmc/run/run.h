@@ -84,8 +84,8 @@ static inline void run_join(Run* r, const char* builtin) {
     device_set_threads(s->threads);
     if (trains) run_lock(r, 0);
     if (s->resume || (trains && !s->overwrite)) run_find_checkpoint(r);
-    if (r->skips_recipe &&
-        !r->checkpoint) {  // no checkpoint is usable: a new run needs the recipe. OUT is open and stays
+    // No checkpoint is usable: a new run needs the recipe. OUT is open and stays.
+    if (r->skips_recipe && !r->checkpoint) {
         settings_find(r->flags, r->flag_count, "--output")->is_set |= FLAG_IS_GIVEN;
         recipe_apply(r->flags, r->flag_count, s->recipe);
         settings_check(s);

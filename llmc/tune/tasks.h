@@ -18,7 +18,6 @@
 #include "llmc/tune/labelled.h"
 #include "llmc/tune/span.h"
 #include "llmc/tune/squad.h"
-#include "llmc/tune/squared_error.h"
 
 // In the order of the choices of --task.
 typedef enum { TASK_CLASSIFY, TASK_ANSWER } Task;
