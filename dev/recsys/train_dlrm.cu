@@ -280,7 +280,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     int count =
         settings_rows(&t->run.settings, table,
                       "published, or the MLPs' layers. The bottom MLP's last width is that of the tables' rows.");
-    count = settings_add_rows(table, count, rows, COUNT_OF(rows));
+    count = settings_evaluate_row(&t->run.settings, table, settings_add_rows(table, count, rows, COUNT_OF(rows)));
     settings_help(table, count, "--train-data", "Clicks: a file of dev/data/prepare_recsys.py. Empty: generated.");
     settings_help(table, count, "--evaluate", "1: print the AUC of -o with -y 1, and exit.");
     settings_default(table, count, "--model", "bottom=64-16,top=64-32");
@@ -290,7 +290,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     settings_default(table, count, "--warmup", "200");
     settings_default(table, count, "--final-lr", "0");
     settings_default(table, count, "--val-every", "10000");
-    return recommender_rows(table, settings_evaluate_row(&t->run.settings, table, count), adam, COUNT_OF(adam));
+    return recommender_rows(table, count, adam, COUNT_OF(adam));
 }
 
 static Config config_from_settings(const Trainer* t) {

@@ -385,7 +385,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     // clang-format on
     int count = settings_rows(&t->run.settings, table,
                               "published, or sizes: factors F, each of the MLP's two embeddings E, its layers H.");
-    count = settings_add_rows(table, count, rows, COUNT_OF(rows));
+    count = settings_evaluate_row(&t->run.settings, table, settings_add_rows(table, count, rows, COUNT_OF(rows)));
     settings_help(table, count, "--train-data", "Ratings: a file of dev/data/prepare_recsys.py. Empty: generated.");
     settings_help(table, count, "--evaluate", "1: print HR@10 and NDCG@10 of -o with -y 1, and exit.");
     settings_default(table, count, "--model", "F=32,E=64,H=64-32-32");
@@ -394,7 +394,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     settings_default(table, count, "--lr", "1e-3");
     settings_default(table, count, "--beta2", "0.999");
     settings_default(table, count, "--val-every", "1000");
-    return recommender_rows(table, settings_evaluate_row(&t->run.settings, table, count), NULL, 0);
+    return recommender_rows(table, count, NULL, 0);
 }
 
 static Config config_from_settings(const Trainer* t) {
