@@ -13,7 +13,7 @@
 #ifndef LLMC_PROFILE_PROFILER_H
 #define LLMC_PROFILE_PROFILER_H
 
-#include "llmc/fp8/linear.h"
+#include "llmc/model/linear.h"
 #include "llmc/profile/energy.h"
 #include "llmc/run/peak.h"
 

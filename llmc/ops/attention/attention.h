@@ -198,9 +198,9 @@ static inline int attention_is_flash(AttentionShape shape, const Context* ctx) {
     return sizeof(floatX) == 2 && ctx->attention != MATERIALIZED && shape.HS % 8 == 0 && shape.HS <= 128;
 }
 
-// Its tiles must fit in shared memory too: on sm_75, with 64 KB, those of heads of up to 64. Else attention is
-// materialized.
+// Flash attention's tiles must fit in shared memory too: on sm_75, with 64 KB, those of heads of up to 64.
 static inline AttentionKernels attention_choose(AttentionShape shape, const Context* ctx) {
+    (void)shape, (void)ctx;  // without flash attention
     AttentionKernels k = {materialized_forward, materialized_backward, materialized_scratch_bound};
 #ifdef ATTENTION_FLASH
     if (!attention_is_flash(shape, ctx) || !flash_fits(shape.HS, ctx)) return k;
