@@ -1,5 +1,5 @@
 /* Pre-train BERT, from scratch or from a Hugging Face directory. One source builds for the CPU (gcc) and GPU (nvcc).
- * apps/finetune_bert.cu trains the same encoder to classify texts and to answer questions, and apps/use_bert.cu uses it.
+ * apps/finetune_bert.cu trains the same encoder to classify texts and to answer questions; apps/use_bert.cu uses it.
  *
  * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, flags, main(). A
  * block is two lists of ops, forward_block() and backward_block(). Each op is a header in llmc/ops/: formula, plain C

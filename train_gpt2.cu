@@ -555,9 +555,9 @@ static void validate_choices(Run* r, Model* m, const MultipleChoice* set, Log* l
     if (!group_any(&r->group, stop_signal != 0)) multiple_choice_show(r, log, set, result);
 }
 
-// Print a text of `tokens` tokens by the model, from the start of a document, and save it in OUT/sample.txt. A signal ends
-// it early. Each token takes a forward pass over the text, of which the model sees its T positions: a text that exceeds
-// them loses a quarter. apps/use_gpt2.cu keeps keys and values instead, and takes a prompt.
+// Print a text of `tokens` tokens by the model, from the start of a document, and save it in OUT/sample.txt. A signal
+// ends it early. Each token takes a forward pass over the text, of which the model sees its T positions: a text that
+// exceeds them loses a quarter. apps/use_gpt2.cu keeps keys and values instead, and takes a prompt.
 static void sample(Run* r, Model* m, int tokens) {
     const int V = m->config.V, T = m->T;
     int begin = 0, count = 1, *text = (int*)xmalloc(((size_t)tokens + 1) * sizeof(int));

@@ -1,5 +1,5 @@
-/* Use a GPT-2 model: generate text, answer a message, score held-out text and multiple-choice sets, or look inside it. On
- * the CPU (gcc) or the GPU (nvcc). train_gpt2.cu has the model.
+/* Use a GPT-2 model: generate text, answer a message, score held-out text and multiple-choice sets, or look inside it.
+ * On the CPU (gcc) or the GPU (nvcc). train_gpt2.cu has the model.
  *
  *   use_gpt2 -e DIR --generate 100 --prompt "Anna takes"     texts, here from a prompt; --chat: from a user's message
  *   use_gpt2 -e DIR --evaluate 1 --choices SET               the loss on held-out text, and scores of a set

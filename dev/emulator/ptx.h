@@ -1,4 +1,4 @@
-/* The PTX instructions of llmc/device/ptx, llmc/hopper and dev/ptx.cuh on the CPU. translate.py keeps only the functions'
+/* The PTX instructions of llmc/device/ptx, llmc/hopper and dev/ptx.cuh on the CPU. translate.py keeps only their
  * declarations and includes this file last, which defines them. Comments there and the PTX ISA describe them.
  *
  * Asynchronous copies and wgmma run at once. So the emulator does not find a missing wait, but it does find a wait for

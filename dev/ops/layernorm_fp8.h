@@ -1,5 +1,5 @@
-/* layernorm_fp8: residual_layernorm_forward() of an operand with an 8-bit copy, against the same without one and a pass of
- * quantize(), bit for bit; bench: both in turn. */
+/* layernorm_fp8: residual_layernorm_forward() of an operand with an 8-bit copy, against the same without one and a pass
+ * of quantize(), bit for bit; bench: both in turn. */
 #ifndef DEV_OPS_LAYERNORM_FP8_H
 #define DEV_OPS_LAYERNORM_FP8_H
 

@@ -5,7 +5,7 @@
 #include "llmc/run/peak.h"
 
 // What the machine can do is measured in half a second, which is long here.
-#define peak_flops(ctx) ((void)(ctx), 1e12)
+#define peak_matmul_flops(ctx) ((void)(ctx), 1e12)
 // Each micro-batch of a step takes memory of its own: for millions of them that takes seconds.
 #define mlm_source_alloc(d, recipe, B, T, micro_steps, ctx)                                                            \
     do {                                                                                                               \

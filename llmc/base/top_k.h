@@ -20,8 +20,8 @@ static inline int top_k(int* best, double* probability, const real* logits, int 
     return found;
 }
 
-// Draw a token from softmax(logits [V]): the first at which the running sum of probabilities exceeds `uniform`, a random
-// number in (0, 1).
+// Draw a token from softmax(logits [V]): the first at which the running sum of probabilities exceeds `uniform`, a
+// random number in (0, 1).
 static inline int softmax_draw(const real* logits, int V, double uniform) {
     double sum = 0, total = 0;
     real largest = -INFINITY;

@@ -1,5 +1,5 @@
-/* trainer.json: all that a checkpoint keeps of a run besides weights and moments. Its values are rows, as flags are: name,
- * type, address. The settings are one more member, which run/settings.h restores. */
+/* trainer.json: all that a checkpoint keeps of a run besides weights and moments. Its values are rows, as flags are:
+ * name, type, address. The settings are one more member, which run/settings.h restores. */
 #ifndef LLMC_CHECKPOINT_STATE_H
 #define LLMC_CHECKPOINT_STATE_H
 
@@ -141,5 +141,7 @@ static inline void state_get(SavedState* s, const JsonNode* root, const char* fi
     if (b.step > b.judged || (b.step > 0 && !isfinite(b.loss)))
         die(USAGE, "%s: key \"best\": is not the state of a run's validations", file);
 }
+
+static inline void state_free(SavedState* s) { free(s->fp8), free(s->matmul_plans); }
 
 #endif

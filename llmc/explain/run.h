@@ -1,4 +1,4 @@
-/* --explain: its settings; read and check the text, and allocate for it. llmc/explain/ records and writes the results. */
+/* --explain: its settings; read and check the text, and allocate for it. The other headers record and write results. */
 #ifndef LLMC_EXPLAIN_RUN_H
 #define LLMC_EXPLAIN_RUN_H
 
@@ -35,8 +35,8 @@ static inline int explain_rows(ExplainSettings* s, Flag* table, int count, int i
 
 static inline int explain_is_asked(const ExplainSettings* s) { return *s->text != '\0'; }
 
-// Returns whether --explain is given. Ends with USAGE if the text is empty, as from an unset shell variable, or if flags
-// contradict it.
+// Returns whether --explain is given. Ends with USAGE if the text is empty, as from an unset shell variable, or if
+// flags contradict it.
 static inline int explain_check(const ExplainSettings* e, Settings* s, Flag* table, int count) {
     if (flag_is_given(table, count, "--explain") && !*e->text) die(USAGE, "--explain '': is empty; give a text");
     const int is_asked = explain_is_asked(e);

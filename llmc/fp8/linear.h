@@ -122,8 +122,8 @@ static inline void fp8_product(const Fp8Linear* f, Fp8Product p, Context* ctx) {
 // ---------------------------------------------------------------------------------------------------------
 // Launchers: each has the contract of model/linear.h's op
 
-// Fill x.q from x minus its mean, whose matmul is part of the bias. Most of the logits is common to all tokens, and fast
-// accumulation would lose more of this part than of the rest.
+// Fill x.q from x minus its mean, whose matmul is part of the bias. Most of the logits is common to all tokens, and
+// fast accumulation would lose more of this part than of the rest.
 COMPILED_IF_CALLED static inline void fp8_fill_centered(Operand x, int N, int C, Context* ctx) {
     const Fp8Linear* f = x.q->layer;
     fp8_fill(x, N, C, ctx);

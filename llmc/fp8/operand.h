@@ -1,7 +1,7 @@
 /* The 8-bit copies of a linear layer's operands, with --fp8 (fp8/linear.h).
  *
- * A layer in fp8 multiplies copies of its input x, its weight w and the gradient dy of its output. Fp8Copy is the `q` of
- * an Operand x or dy (device.h): NULL where the layer is not in fp8. Who writes x.v or dy.v also fills the copy: a
+ * A layer in fp8 multiplies copies of its input x, its weight w and the gradient dy of its output. Fp8Copy is the `q`
+ * of an Operand x or dy (device.h): NULL where the layer is not in fp8. Who writes x.v or dy.v also fills the copy: a
  * kernel that rounds its own output, or fp8_fill(), a pass over v. A copy may also be filled from what v is computed
  * from, such as GELU's input. Then v need not be written.
  *

@@ -1,5 +1,5 @@
-/* A model's state for fp8 matmuls (fp8/linear.h): the table of scales, the copies in fp8, and the pointers to them in the
- * operands of the structs of activations. The weights with TensorRow.x_q are multiplied in fp8.
+/* A model's state for fp8 matmuls (fp8/linear.h): the table of scales, the copies in fp8, and the pointers to them in
+ * the operands of the structs of activations. The weights with TensorRow.x_q are multiplied in fp8.
  *
  * Training calls fp8_state_begin_step() before and fp8_state_end_step() after the micro-batches of a step. In between,
  * statistics are collected. Forward passes at other times use the scales and do not change the statistics.

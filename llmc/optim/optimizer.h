@@ -19,8 +19,7 @@
 
 // Whether to keep fp32 master weights if floatX is narrower.
 typedef enum { NO_MASTER, WITH_MASTER } MasterWeights;
-// LAMB scales AdamW's direction by each tensor's trust ratio. As usual, it scales only tensors with weight decay, not
-// biases and layernorms.
+// LAMB scales AdamW's direction by each tensor's trust ratio, as usual only where weights decay.
 typedef enum { ADAMW, LAMB, MUON, NORMUON } OptimizerKind;
 
 static inline int optimizer_is_muon(OptimizerKind kind) { return kind == MUON || kind == NORMUON; }
@@ -39,9 +38,8 @@ typedef struct {
     LossScaleRule rule;
     Outliers* outliers;  // [1] on the device
     OutlierLimits limits;
-    int judges_outliers;  // by `limits`
-    AdamWStep* step;      // [1] on the device: values computed from the last norm
-    ParamSpan* spans;     // [spans_of_model] on the device; the first span_count are this shard's
+    AdamWStep* step;   // [1] on the device: values computed from the last norm
+    ParamSpan* spans;  // [spans_of_model] on the device; the first span_count are this shard's
     int span_count, lamb_blocks, spans_of_model;
     size_t adamw_elements;  // Muon: elements in spans; 0: all
     MuonGroup muon_groups[MUON_GROUPS];
@@ -95,9 +93,11 @@ static inline LossScale optimizer_loss_scale(const Optimizer* o, Context* ctx) {
     return state;
 }
 
+static inline int optimizer_judges_outliers(const Optimizer* o) { return o->limits.loss > 0 || o->limits.norm > 0; }
+
 // Set the state and the limits of outlier detection.
 static inline void optimizer_set_outliers(Optimizer* o, const Outliers* state, OutlierLimits limits, Context* ctx) {
-    o->limits = limits, o->judges_outliers = outliers_are_judged(limits);
+    o->limits = limits;
     device_upload(ctx, o->outliers, state, sizeof *state);
     device_synchronize(ctx);
 }
@@ -224,7 +224,7 @@ static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, 
     o->loss_scale = (LossScale*)device_alloc(ctx, sizeof(LossScale), "optimizer");
     o->step = (AdamWStep*)device_alloc(ctx, sizeof(AdamWStep), "optimizer");
     o->outliers = (Outliers*)device_alloc(ctx, sizeof(Outliers), "optimizer");
-    o->limits.loss = o->limits.norm = 0, o->judges_outliers = 0;
+    o->limits.loss = o->limits.norm = 0;
     optimizer_set_loss_scale(o, unscaled, fixed, ctx);
     size_t bytes = (size_t)table->count * sizeof(ParamSpan);
     ParamSpan *all = (ParamSpan*)xmalloc(bytes), *spans = (ParamSpan*)xmalloc(bytes);
@@ -314,7 +314,7 @@ static inline void optimizer_step(Optimizer* o, floatX* params, const real* grad
     state.grads = grads + begin, state.step = o->step, state.first = begin, state.updated = o->adamw_elements;
     AfterNorm after = {.loss_scale = o->loss_scale, .step = o->step, .rule = o->rule};
     after.settings = o->kind == LAMB ? lamb_without_lr(settings) : settings;
-    if (o->judges_outliers) after.outliers = o->outliers, after.limits = o->limits;
+    if (optimizer_judges_outliers(o)) after.outliers = o->outliers, after.limits = o->limits;
     for (int i = 0; i < OUTLIER_LOSSES; i++) after.losses[i] = losses ? losses[i] : NULL;
     scope_at(ctx, OPTIMIZER, -1);
     if (o->sum_sq) {

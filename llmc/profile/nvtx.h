@@ -2,7 +2,7 @@
  *
  *     step 12 / backward / layer 3 / layernorm_backward N=65536 C=768
  *
- * It is attached only where such a tool is. A step's, direction's or layer's range ends when a scope of another opens. */
+ * It is attached only where such a tool is. A step, direction or layer ends when a scope of another one opens. */
 #ifndef LLMC_PROFILE_NVTX_H
 #define LLMC_PROFILE_NVTX_H
 

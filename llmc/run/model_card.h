@@ -104,9 +104,9 @@ static inline void card_use(Text* t, const char* architecture, int has_tokenizer
     text_printf(t, "```\n");
 }
 
-// The card of the model after r->step steps (the caller frees the text). "architectures" in config.json names a class of
-// `transformers` if one can load it. `val`: pattern of the validation data, or NULL.
-// `is_average`: for OUT/ema. That directory is replaced as a whole, so the card needs no CHECKPOINT_CARD_MARKER.
+// The card of the model after r->step steps (the caller frees the text). "architectures" in config.json names a class
+// of `transformers` if one can load it. `val`: pattern of the validation data, or NULL. `is_average`: for OUT/ema. That
+// directory is replaced as a whole, so the card needs no CHECKPOINT_CARD_MARKER.
 static inline Text model_card(const Run* r, const char* val, int is_average) {
     Text t = {NULL, 0, 0};
     Json config;

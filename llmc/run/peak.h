@@ -89,9 +89,4 @@ static inline double peak_matmul_flops(Context* ctx) {
     return flops;
 }
 
-// The hardware's peak if it is known, else the measured one.
-static inline double peak_flops(Context* ctx) {
-    return peak_of_data_sheet() > 0 ? peak_of_data_sheet() : peak_matmul_flops(ctx);
-}
-
 #endif

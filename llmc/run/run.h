@@ -211,8 +211,9 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
     return 1;
 }
 
-// Check that all ranks train the same model on the same data with the same settings, which may by now be a checkpoint's.
-// `config`: the text of config.json; the run takes ownership. `val`: fingerprint of the validation data; 0: none.
+// Check that all ranks train the same model on the same data with the same settings, which may by now be a
+// checkpoint's. `config`: the text of config.json; the run takes ownership. `val`: fingerprint of the validation data;
+// 0: none.
 static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t val) {
     char fingerprints[48];
     r->config = config, r->has_val = has_val;
@@ -260,8 +261,8 @@ static inline void run_alloc(Run* r, ModelBuffers* b) {
     checkpoint_load(&c, &b->fp32_copies, r->start);
 }
 
-// After setting the weights: check that they are equal on all ranks, and share the fp32 copies. Files with the same name
-// may differ between machines, and with ZeRO-1 each rank would broadcast a shard of its own file.
+// After setting the weights: check that they are equal on all ranks, and share the fp32 copies. Files with the same
+// name may differ between machines, and with ZeRO-1 each rank would broadcast a shard of its own file.
 static inline void run_share(Run* r) {
     const ModelBuffers* b = r->buffers;
     const TensorPart weights = {.prefix = "", .device = b->params, .type = VIEW_FLOATX};

@@ -176,15 +176,13 @@ static inline SavedState run_state(Run* r) {
     s.shards = group_any(&r->group, o->shard.size < r->buffers->table.elements) ? r->group.size : 1;
     s.scale = optimizer_loss_scale(o, &r->ctx);
     if (o->rule.kind != LOSS_SCALE_DYNAMIC) s.scale.scale = 0;
-    s.has_outliers = o->judges_outliers;
+    s.has_outliers = optimizer_judges_outliers(o);
     if (s.has_outliers) s.outliers = optimizer_outliers(o, &r->ctx);
     s.best = r->best;
     s.fp8 = fp8_state_text(&r->buffers->fp8, r->step, &r->ctx);
     s.matmul_plans = plans.text ? plans.text : (char*)xcalloc(1, 1);
     return s;
 }
-
-static inline void state_free(SavedState* s) { free(s->fp8), free(s->matmul_plans); }
 
 // Save the state after r->step steps, including all launches so far, unless it is already saved. If more steps follow,
 // it is written in the background. `card`: text of README.md. Returns 0, or -1 after a warning. All ranks call it.

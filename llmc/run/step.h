@@ -1,5 +1,5 @@
 /* A training step. The trainer launches it between run_begin_step() and run_end_step(), and the host does not wait for
- * it. On the GPU, loss and norm are read, logged and checked one step late, so that the host never stalls the device. */
+ * it. On the GPU, loss and norm are read, logged and checked one step late, so the host never stalls the device. */
 #ifndef LLMC_RUN_STEP_H
 #define LLMC_RUN_STEP_H
 
@@ -61,8 +61,9 @@ static inline void run_begin_steps(Run* r) {
     const Settings* settings = &r->settings;
     Steps* s = &r->steps;
     s->finished = r->step;
-    s->peak_flops = peak_flops(&r->ctx) * r->group.size;
-    s->peak_is_measured = peak_of_data_sheet() == 0;
+    double known = peak_of_data_sheet();
+    s->peak_flops = (known > 0 ? known : peak_matmul_flops(&r->ctx)) * r->group.size;
+    s->peak_is_measured = known == 0;
     if (settings->profile_energy || (r->group.rank == 0 && *settings->out)) energy_open(&s->energy);
     if (settings->profile_energy && !s->energy.device) warn("--profile-energy 1: NVML has no energy counter here");
     profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->fp8 > 0, r->step, &r->ctx);
@@ -81,9 +82,8 @@ static inline MicroBatch run_begin_step(Run* r) {
     micro.index = -1;
     micro.sequence = run_step_sequence(r);
     micro.direction = r->settings.passes == PASSES_FORWARD ? FORWARD : BACKWARD;
-    DropoutStep dropout = {
+    r->buffers->dropout = (DropoutStep){
         .is_on = micro.direction == BACKWARD, .seed = (uint64_t)r->settings.seed, .step = (uint64_t)r->step};
-    r->buffers->dropout = dropout;
     r->lr = schedule_at(&r->schedule, r->step);
     scope_step(&r->ctx, r->step + 1);
     if (r->settings.fp8) fp8_state_begin_step(&r->buffers->fp8);
@@ -178,7 +178,7 @@ static inline void run_log(Run* r, StepLosses losses, StepWork work) {
     const real* results[STEP_LOSSES + 3] = {o->norm, &o->loss_scale->applied};
     int count = 2;
     for (int i = 0; i < losses.count; i++) results[count++] = losses.values[i];
-    if (o->judges_outliers) results[count++] = &o->outliers->skipped;
+    if (optimizer_judges_outliers(o)) results[count++] = &o->outliers->skipped;
     readback_copy(&r->ctx, &launched->result, results, count);
     if (s->graph.is_on) step_graph_end(&s->graph, &r->ctx);
     readback_record(&r->ctx, &launched->result);
@@ -234,7 +234,7 @@ static inline void run_finish_step(Run* r) {
     double seconds = readback_seconds(s->last, &done->result);
     for (int i = 0; i < done->losses.count; i++) loss += (double)done->result.values[2 + i];
     int overflow = steps_is_overflow(o->rule, loss, norm, scale);
-    int is_outlier = o->judges_outliers && done->result.values[2 + done->losses.count] != 0;
+    int is_outlier = optimizer_judges_outliers(o) && done->result.values[2 + done->losses.count] != 0;
     int is_scaled = o->rule.kind == LOSS_SCALE_DYNAMIC || scale != 1;
     // If the machine was busy at the start, the measured peak was too low.
     if (s->peak_is_measured) s->peak_flops = fmax(s->peak_flops, done->work.flops / seconds);
@@ -290,8 +290,8 @@ static inline void run_begin_profiled_step(Run* r) {
     profiler_begin_step(&r->steps.profiler, &r->ctx);
 }
 
-// After the launch of a step: write the report after the last profiled one. Returns 1 if the step's results must be read
-// at once and the clock restarted.
+// After the launch of a step: write the report after the last profiled one. Returns 1 if the step's results must be
+// read at once and the clock restarted.
 static inline int run_end_profiled_step(Run* r) {
     Profiler* profiler = &r->steps.profiler;
     int at_once = profiler_reads_at_once(profiler, r->step - 1);
@@ -322,8 +322,8 @@ static inline int run_lacks_validation(const Run* r, const char* key) {
     return r->has_val && run_is_missing(r, r->settings.val_every, key);
 }
 
-// Read and log the results of all launched steps, or of all but the last. `pauses`: 1 if something other than a step and
-// validation follows, which takes time and needs a complete log. Returns whether a validation is due.
+// Read and log the results of all launched steps, or of all but the last. `pauses`: 1 if something other than a step
+// and validation follows, which takes time and needs a complete log. Returns whether a validation is due.
 static inline int run_end_step(Run* r, int pauses) {
     int profile = r->steps.profiler.count && run_end_profiled_step(r);
     int validation = r->has_val && run_is_due(r, r->settings.val_every, 1);

@@ -32,8 +32,8 @@ static inline int mlm_text_rows(MlmTextSettings* s, Flag* table, int count) {
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
 }
 
-// Returns whether --fill or --embed is given. Ends with USAGE if one is empty, for example from an unset shell variable,
-// or if both are given.
+// Returns whether --fill or --embed is given. Ends with USAGE if one is empty, for example from an unset shell
+// variable, or if both are given.
 static inline int mlm_text_check(const MlmTextSettings* m, Settings* s, Flag* table, int count) {
     if (!*m->fill && flag_is_given(table, count, "--fill")) die(USAGE, "--fill '': is empty; give a text with [MASK]");
     if (*m->embed && *m->fill) die(USAGE, "--embed %s: --fill is given too; choose one", m->embed);
@@ -70,8 +70,8 @@ static inline void fill_text_batch(MlmBatch* b, const WordPiece* words, const ch
     free(ids.id);
 }
 
-// Print the text of fill_text_batch(), without and with the predictions from `logits` [masked, Vp] on the device, and the
-// most likely tokens for each mask with their probabilities.
+// Print the text of fill_text_batch(), without and with the predictions from `logits` [masked, Vp] on the device, and
+// the most likely tokens for each mask with their probabilities.
 static inline void fill_text_print(const WordPiece* words, const MlmBatch* b, floatX* logits, int V, int Vp,
                                    Context* ctx) {
     int guess[FILL_TEXT_GUESSES];

@@ -1,5 +1,5 @@
-/* Settings of the programs that use a model. Their table has those rows of the trainer's that say what the model computes
- * and on which data. Other settings keep their defaults. */
+/* Settings of the programs that use a model. Their table has those rows of the trainer's that say what the model
+ * computes and on which data. Other settings keep their defaults. */
 #ifndef LLMC_USE_SETTINGS_H
 #define LLMC_USE_SETTINGS_H
 

@@ -38,8 +38,6 @@ typedef struct {
     double loss, norm;
 } OutlierLimits;
 
-static inline int outliers_are_judged(OutlierLimits limits) { return limits.loss > 0 || limits.norm > 0; }
-
 // NaN if there is no score. If all values of the window are equal, a larger value has an infinite score.
 HOST_DEVICE static inline double outlier_score(const OutlierWindow* w, double x) {
     double sum = 0, sum_sq = 0;

@@ -10,8 +10,8 @@
  *                      branch's output (without dropout this is dx itself), and dbias [C] SET or ADD, its column sums:
  *                      the gradient of the bias of the linear layer that computed the branch's output
  *
- * The residual forward pass's y is an Operand, whose 8-bit copy it fills; if no op reads y.v, it may write only some rows.
- * With SET, dx may be dy. dbranch may be dy.
+ * The residual forward pass's y is an Operand, whose 8-bit copy it fills; if no op reads y.v, it may write only some
+ * rows. With SET, dx may be dy. dbranch may be dy.
  *
  * dtypes     x, y, r, b, dx, dy and dbranch are floatX; mean, rstd, the gradients d and dbias are real. w is real in
  *            the forward pass, because rounding it would shift every output. In the backward pass it is floatX: its
