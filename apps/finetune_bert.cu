@@ -15,12 +15,12 @@
 #endif
 #include "train_bert.cu"
 
+#include "apps/tune/span.h"
+#include "apps/tune/squared_error.h"
+#include "apps/tune/tanh.h"
+#include "apps/tune/task_evaluation.h"  // scores
+#include "apps/tune/tasks.h"            // flags and examples of the tasks
 #include "llmc/ops/dropout.h"
-#include "llmc/tune/span.h"
-#include "llmc/tune/squared_error.h"
-#include "llmc/tune/tanh.h"
-#include "llmc/tune/task_evaluation.h"  // scores
-#include "llmc/tune/tasks.h"            // flags and examples of the tasks
 
 // ---------------------------------------------------------------------------------------------------------
 // Parameters and activations: the encoder's, then the head's

@@ -8,10 +8,10 @@
 #define OTHER_MAIN
 #include "train_bert.cu"
 
-#include "llmc/use/embed.h"        // --embed
-#include "llmc/use/explain_mlm.h"  // --explain
-#include "llmc/use/mlm_texts.h"    // --fill
-#include "llmc/use/settings.h"
+#include "apps/use/embed.h"        // --embed
+#include "apps/use/explain_mlm.h"  // --explain
+#include "apps/use/mlm_texts.h"    // --fill
+#include "apps/use/settings.h"
 
 typedef struct {
     Trainer trainer;  // its run does not train

@@ -7,10 +7,10 @@
 #define OTHER_MAIN
 #include "train_gpt2.cu"
 
-#include "llmc/use/decode.h"      // attention of one token
-#include "llmc/use/explain_lm.h"  // --explain
-#include "llmc/use/generate.h"    // --generate: prompts, sampling
-#include "llmc/use/settings.h"
+#include "apps/use/decode.h"      // attention of one token
+#include "apps/use/explain_lm.h"  // --explain
+#include "apps/use/generate.h"    // --generate: prompts, sampling
+#include "apps/use/settings.h"
 
 typedef struct {
     Trainer trainer;  // its run does not train

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 sizes() {
     git ls-files -z | xargs -0 wc -l | awk '$2 == "total" {next}
         {n = split($2, part, "/"); all += $1
-         if (n > 1 && part[1] ~ /^(llmc|scripts|docs)$/) size[part[1] "/"] += $1
+         if (n > 1 && part[1] ~ /^(llmc|apps|scripts|docs)$/) size[part[1] "/"] += $1
          if (n > 2 && part[1] ~ /^(llmc|dev)$/) size[part[1] "/" part[2] "/"] += $1
          if (part[1] == "dev") size["dev/"] += $1}
         END {for (folder in size) print size[folder], folder; print all, "."}' | sort -k 2
@@ -20,7 +20,7 @@ ok() { passed=$((passed + 1)); }
 fail() { failed=$((failed + 1)); echo "FAIL $*"; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-headers=$(find llmc -name '*.h' -o -name '*.cuh' | sort)
+headers=$(find llmc apps -name '*.h' -o -name '*.cuh' | sort)
 programs=$(ls ./*.cu apps/*.cu | sed 's,^\./,,')
 plain=$(grep '\.h$' <<<"$headers" | grep -v '/cpu\.h$')  # a .cuh or cpu.h is part of the header that includes it
 
@@ -61,26 +61,26 @@ done
 
 # --- includes go down only. The core: a folder may include itself and those after it.
 core="run optim dist model ops data device base"
-# Rooms: each may include the core and the rooms listed here.
+# Rooms: each may include the core and the rooms listed here. apps/ may include all of llmc/, and each of its folders itself.
 rooms_of() {
     case $1 in
         checkpoint) echo "text" ;;
         explain) echo "text" ;;
         bert) echo "text choices" ;;
-        tune) echo "text bert" ;;
         muon) echo "hopper" ;;
-        use) echo "text bert explain" ;;
     esac
 }
 # Files outside a room, trainers and rooms included, that include a header of it. These numbers only go down.
-most_files_naming="bert:5 checkpoint:1 choices:2 explain:2 fp8:5 hopper:2 lamb:1 muon:1 profile:1 text:8 tune:1 use:2"
+most_files_naming="bert:5 checkpoint:1 choices:2 explain:2 fp8:5 hopper:2 lamb:1 muon:1 profile:1 text:8"
 folder_of() { local path=${1#llmc/}; echo "${path%%/*}"; }
 op() { local path=${1#llmc/ops/}; echo "${path%%/*}"; }  # its folder or its file below ops/
 is_core() { [[ " $core " == *" $1 "* ]]; }
 may_include() { # header, included header
     local from to
     from=$(folder_of "$1") to=$(folder_of "$2")
-    if ! is_core "$from"; then [[ " $from $core $(rooms_of "$from") " == *" $to "* ]]
+    if [[ $1 == apps/* ]]; then [[ $2 == llmc/* || ${2%/*} == "${1%/*}" ]]
+    elif [[ $2 != llmc/* ]]; then false
+    elif ! is_core "$from"; then [[ " $from $core $(rooms_of "$from") " == *" $to "* ]]
     elif ! is_core "$to"; then true  # counted below
     # An op's header may include its own parts (attention/attention.h: attention/flash_forward.cuh) and ops/common, no
     # other op, and no data.

@@ -13,8 +13,8 @@ import os
 import re
 import sys
 
-FOLDERS = ["llmc", "dev/ops", "dev/recsys", "dev/test"]
-FILES = "dev/ops.cu dev/ptx.cuh test_gpt2.cu test_bert.cu train_gpt2.cu train_bert.cu apps/finetune_bert.cu".split()
+FOLDERS = ["llmc", "apps", "dev/ops", "dev/recsys", "dev/test"]
+FILES = "dev/ops.cu dev/ptx.cuh test_gpt2.cu test_bert.cu train_gpt2.cu train_bert.cu".split()
 HEAD = re.compile(r"^(?:template|static inline|(?:static )?__(?:device|global)__)\b", re.M)  # of a function
 BODY = re.compile(r"\)\s*\{")
 

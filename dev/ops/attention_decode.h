@@ -3,8 +3,8 @@
 #ifndef DEV_OPS_ATTENTION_DECODE_H
 #define DEV_OPS_ATTENTION_DECODE_H
 
+#include "apps/use/decode.h"
 #include "harness.h"
-#include "llmc/use/decode.h"
 
 typedef struct {
     Array qkv, out;

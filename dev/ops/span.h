@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_SPAN_H
 #define DEV_OPS_SPAN_H
 
+#include "apps/tune/span.h"
 #include "harness.h"
-#include "llmc/tune/span.h"
 
 typedef struct {
     Array each, sum, logits, loss_scale;

@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_SQUARED_ERROR_H
 #define DEV_OPS_SQUARED_ERROR_H
 
+#include "apps/tune/squared_error.h"
 #include "harness.h"
-#include "llmc/tune/squared_error.h"
 
 typedef struct {
     Array each, sum, logits, loss_scale;

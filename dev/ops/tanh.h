@@ -2,8 +2,8 @@
 #ifndef DEV_OPS_TANH_H
 #define DEV_OPS_TANH_H
 
+#include "apps/tune/tanh.h"
 #include "harness.h"
-#include "llmc/tune/tanh.h"
 
 typedef struct {
     Array x, y, dy, dx;

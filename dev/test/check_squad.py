@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Do llmc/tune/squad.h and squad_match.h cut, label, answer and score as `tokenizers` and the official scripts
+"""Do apps/tune/squad.h and squad_match.h cut, label, answer and score as `tokenizers` and the official scripts
 do?
 
 Every window of a file (token ids, origins of tokens, labels), then of contexts and questions of odd characters; which

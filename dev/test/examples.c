@@ -2,8 +2,8 @@
  * scores of classes, compared with counts by hand.
  *
  * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
+#include "apps/tune/task_evaluation.h"
 #include "dev/test/tests.h"
-#include "llmc/tune/task_evaluation.h"
 
 enum { UNK = 1, CLS = 2, SEP = 3, FIRST_LETTER = 5 };
 

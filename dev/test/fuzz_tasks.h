@@ -2,9 +2,9 @@
 #ifndef FUZZ_TASKS_H
 #define FUZZ_TASKS_H
 
+#include "apps/tune/labelled.h"
+#include "apps/tune/squad.h"
 #include "fuzz_tokenizers.h"
-#include "llmc/tune/labelled.h"
-#include "llmc/tune/squad.h"
 
 enum { TASK_T = 16, TASK_LABELS = 3 };
 

@@ -153,6 +153,8 @@ __attribute__((noreturn)) static inline void test_exit(const ProcessGroup* group
     exit(status);
 }
 
+#include "apps/use/embed.h"
+#include "apps/use/generate.h"
 #include "dev/test/tests.h"
 #include "llmc/bert/mlm_data.h"
 #include "llmc/checkpoint/resume.h"
@@ -160,8 +162,6 @@ __attribute__((noreturn)) static inline void test_exit(const ProcessGroup* group
 #include "llmc/profile/profiler.h"
 #include "llmc/run/settings.h"
 #include "llmc/run/step.h"
-#include "llmc/use/embed.h"
-#include "llmc/use/generate.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Sampler

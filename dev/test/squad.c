@@ -12,7 +12,7 @@
  *
  * Prints a line per case and `N passed, N failed, 0 skipped`; exit status 1 if one failed. */
 
-#include "llmc/tune/squad.h"
+#include "apps/tune/squad.h"
 #include <signal.h>
 #include <sys/resource.h>
 

@@ -20,7 +20,7 @@
  * Numerics: matmuls and softmax accumulate in real, the log is in double. The backward pass reads out and lse of the
  * forward pass and recomputes P.
  * Files: materialized.cuh (read it first), flash_forward.cuh and flash_backward.cuh (tensor cores of sm_75 and later),
- * hopper/attention.cuh (sm_90a), cpu.h. use/decode.h has the attention of one new token.
+ * hopper/attention.cuh (sm_90a), cpu.h. apps/use/decode.h has the attention of one new token.
  * Source: Dao et al., "FlashAttention", arXiv 2205.14135, for lse, delta and the recomputation. */
 #ifndef LLMC_OPS_ATTENTION_ATTENTION_H
 #define LLMC_OPS_ATTENTION_ATTENTION_H

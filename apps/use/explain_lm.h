@@ -1,11 +1,11 @@
 /* --explain for a language model: every token is predicted from its predecessors. */
-#ifndef LLMC_USE_EXPLAIN_LM_H
-#define LLMC_USE_EXPLAIN_LM_H
+#ifndef APPS_USE_EXPLAIN_LM_H
+#define APPS_USE_EXPLAIN_LM_H
 
+#include "apps/use/generate.h"
 #include "llmc/explain/run.h"
 #include "llmc/run/lm_input.h"
 #include "llmc/run/run.h"
-#include "llmc/use/generate.h"
 
 // Read the text for a model of V tokens and `most` positions. Returns its number of tokens.
 static inline int explain_lm_open(Explanation* e, const ExplainSettings* s, Run* r, int V, int most) {

@@ -11,8 +11,8 @@
  * Numerics: differences and squares in real, their sum in double, in an order that depends only on N.
  * Source: the definition. With scale 1 / N it is the loss of Hugging Face's models with num_labels = 1 (torch's
  * MSELoss). */
-#ifndef LLMC_TUNE_SQUARED_ERROR_H
-#define LLMC_TUNE_SQUARED_ERROR_H
+#ifndef APPS_TUNE_SQUARED_ERROR_H
+#define APPS_TUNE_SQUARED_ERROR_H
 
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/losses.h"

@@ -6,8 +6,8 @@
  * Unicode 14 may be of another class.
  *
  * If one of the two texts normalizes to nothing, F1 is 0 in v1.1; in v2.0 it is 1 if both do. */
-#ifndef LLMC_TUNE_SQUAD_MATCH_H
-#define LLMC_TUNE_SQUAD_MATCH_H
+#ifndef APPS_TUNE_SQUAD_MATCH_H
+#define APPS_TUNE_SQUAD_MATCH_H
 
 #include "llmc/text/unicode_classes.h"
 #include "llmc/text/wordpiece.h"

@@ -5,11 +5,11 @@
  *
  * Rajpurkar et al., "SQuAD: 100,000+ questions for machine comprehension of text", 2016; Rajpurkar et al., "Know what
  * you don't know", 2018. */
-#ifndef LLMC_TUNE_SQUAD_H
-#define LLMC_TUNE_SQUAD_H
+#ifndef APPS_TUNE_SQUAD_H
+#define APPS_TUNE_SQUAD_H
 
-#include "llmc/tune/squad_files.h"
-#include "llmc/tune/squad_match.h"
+#include "apps/tune/squad_files.h"
+#include "apps/tune/squad_match.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Answers

@@ -1,10 +1,10 @@
 /* --embed: one vector for each line of a file, written as a NumPy file, float32 [lines, C]. A vector is the mean of the
  * last hidden states of the line's tokens, or the hidden state of [CLS]. A line that is too long for the model is
  * truncated. An empty line is [CLS] [SEP]. */
-#ifndef LLMC_USE_EMBED_H
-#define LLMC_USE_EMBED_H
+#ifndef APPS_USE_EMBED_H
+#define APPS_USE_EMBED_H
 
-#include "llmc/use/mlm_texts.h"
+#include "apps/use/mlm_texts.h"
 
 #define NUMPY_MAGIC "\x93NUMPY"
 

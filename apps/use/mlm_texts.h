@@ -1,7 +1,7 @@
 /* Texts for a masked language model: the settings of --fill and --embed (embed.h), and --fill, which prints a text with
  * its [MASK]s filled in, and the most likely tokens for each. */
-#ifndef LLMC_USE_MLM_TEXTS_H
-#define LLMC_USE_MLM_TEXTS_H
+#ifndef APPS_USE_MLM_TEXTS_H
+#define APPS_USE_MLM_TEXTS_H
 
 #include "llmc/bert/fill_mask.h"
 

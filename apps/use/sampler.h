@@ -1,6 +1,6 @@
 /* Drawing the next token from a row of logits. */
-#ifndef LLMC_USE_SAMPLER_H
-#define LLMC_USE_SAMPLER_H
+#ifndef APPS_USE_SAMPLER_H
+#define APPS_USE_SAMPLER_H
 
 #include "llmc/base/util.h"
 

@@ -1,11 +1,11 @@
 /* Metrics of fine-tuned models on held-out examples: accuracy, F1, correlations, exact match. tasks.h defines them. */
-#ifndef LLMC_TUNE_TASK_EVALUATION_H
-#define LLMC_TUNE_TASK_EVALUATION_H
+#ifndef APPS_TUNE_TASK_EVALUATION_H
+#define APPS_TUNE_TASK_EVALUATION_H
 
+#include "apps/tune/squared_error.h"
+#include "apps/tune/tasks.h"
 #include "llmc/device/host_view.h"
 #include "llmc/run/run.h"
-#include "llmc/tune/squared_error.h"
-#include "llmc/tune/tasks.h"
 
 // How a task's two metrics are reported, in the log and on the terminal.
 typedef struct {

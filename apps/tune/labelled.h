@@ -21,8 +21,8 @@
  * [CLS] A [SEP] or [CLS] A [SEP] B [SEP]. Texts that are too long for T tokens are truncated at the end, of a pair the
  * longer text first, as by Hugging Face's `tokenizers` (longest_first): if the number of tokens for both is odd, the
  * second text has one token more than the first, unless the first is longer and the second is below T tokens. */
-#ifndef LLMC_TUNE_LABELLED_H
-#define LLMC_TUNE_LABELLED_H
+#ifndef APPS_TUNE_LABELLED_H
+#define APPS_TUNE_LABELLED_H
 
 #include <ctype.h>
 

@@ -6,14 +6,14 @@
  * The model has T positions; position 0 is the first token of a window. When a text exceeds T tokens, the window moves
  * by T / 4 and all of its tokens are recomputed at their new positions. The next T / 4 tokens cost one position each
  * again. So a token sees at least its last 3 T / 4 predecessors. */
-#ifndef LLMC_USE_GENERATE_H
-#define LLMC_USE_GENERATE_H
+#ifndef APPS_USE_GENERATE_H
+#define APPS_USE_GENERATE_H
 
+#include "apps/use/sampler.h"
 #include "llmc/base/process.h"
 #include "llmc/base/rng.h"
 #include "llmc/run/vocabulary.h"
 #include "llmc/text/bpe.h"
-#include "llmc/use/sampler.h"
 
 typedef struct {
     int generate, samples;  // tokens of a text, and texts

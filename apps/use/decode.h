@@ -11,8 +11,8 @@
  * as row p of attention_forward(), because the order of the sums is the same.
  * Cost: memory-bound; keys and values are read once.
  * Source: Dao et al., arXiv 2205.14135, for the running maximum and sum. */
-#ifndef LLMC_USE_DECODE_H
-#define LLMC_USE_DECODE_H
+#ifndef APPS_USE_DECODE_H
+#define APPS_USE_DECODE_H
 
 #include "llmc/device/cuda_utils.cuh"
 #include "llmc/ops/attention/attention.h"

@@ -13,8 +13,8 @@
  * the GPU, in an order that depends only on the sequence's length. Losses are added in double. A NaN logit makes its
  * loss NaN.
  * Source: Devlin et al., "BERT: Pre-training of deep bidirectional transformers", 2018, section 4.2; the definition. */
-#ifndef LLMC_TUNE_SPAN_H
-#define LLMC_TUNE_SPAN_H
+#ifndef APPS_TUNE_SPAN_H
+#define APPS_TUNE_SPAN_H
 
 #include "llmc/base/sequences.h"
 #include "llmc/ops/classifier/classifier.h"

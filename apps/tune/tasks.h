@@ -7,17 +7,17 @@
  *              as in the official script. Loss: mean cross-entropy of the answer's start and end, over windows.
  *
  * Held-out data may lack classes or answers if only predictions are wanted. Examples that have them are scored. */
-#ifndef LLMC_TUNE_TASKS_H
-#define LLMC_TUNE_TASKS_H
+#ifndef APPS_TUNE_TASKS_H
+#define APPS_TUNE_TASKS_H
 
+#include "apps/tune/labelled.h"
+#include "apps/tune/span.h"
+#include "apps/tune/squad.h"
 #include "llmc/bert/mlm_data.h"
 #include "llmc/bert/mlm_settings.h"
 #include "llmc/device/host_view.h"
 #include "llmc/model/config.h"
 #include "llmc/run/evaluate.h"
-#include "llmc/tune/labelled.h"
-#include "llmc/tune/span.h"
-#include "llmc/tune/squad.h"
 
 // In the order of the choices of --task.
 typedef enum { TASK_CLASSIFY, TASK_ANSWER } Task;

@@ -8,8 +8,8 @@
  * Numerics: one rounding to floatX. In float the relative error of the forward pass is below 1e-6, and 1 - y^2 has the
  * absolute error of the stored y.
  * Source: the definition. */
-#ifndef LLMC_TUNE_TANH_H
-#define LLMC_TUNE_TANH_H
+#ifndef APPS_TUNE_TANH_H
+#define APPS_TUNE_TANH_H
 
 #include "llmc/device/cuda_utils.cuh"
 #include "llmc/device/scope.h"

@@ -1,7 +1,7 @@
 /* Settings of the programs that use a model. Their table has those rows of the trainer's that say what the model
  * computes and on which data. Other settings keep their defaults. */
-#ifndef LLMC_USE_SETTINGS_H
-#define LLMC_USE_SETTINGS_H
+#ifndef APPS_USE_SETTINGS_H
+#define APPS_USE_SETTINGS_H
 
 #include "llmc/run/settings.h"
 

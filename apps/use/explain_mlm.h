@@ -1,10 +1,10 @@
 /* --explain for a masked language model: a text, or a pair of texts. The model predicts each "[MASK]" and
  * "[MASK=word]"; the word is the label for the loss. */
-#ifndef LLMC_USE_EXPLAIN_MLM_H
-#define LLMC_USE_EXPLAIN_MLM_H
+#ifndef APPS_USE_EXPLAIN_MLM_H
+#define APPS_USE_EXPLAIN_MLM_H
 
+#include "apps/use/mlm_texts.h"
 #include "llmc/explain/run.h"
-#include "llmc/use/mlm_texts.h"
 
 // The token ID of a label of n bytes.
 static inline int explain_mlm_label(const WordPiece* words, const char* flag, const char* label, size_t n) {

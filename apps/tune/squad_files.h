@@ -13,12 +13,12 @@
  * `tokenizers` cuts them with truncation "only_second". (The --doc_stride of older scripts is the step from one window
  * to the next.) The label of a window is the first and the last token of the first answer. If the window does not
  * contain the whole answer, the label is [CLS], position 0, twice. */
-#ifndef LLMC_TUNE_SQUAD_FILES_H
-#define LLMC_TUNE_SQUAD_FILES_H
+#ifndef APPS_TUNE_SQUAD_FILES_H
+#define APPS_TUNE_SQUAD_FILES_H
 
+#include "apps/tune/squad_match.h"
 #include "llmc/bert/examples.h"
 #include "llmc/text/wordpiece.h"
-#include "llmc/tune/squad_match.h"
 
 #define SQUAD_MAX_FILE ((size_t)1 << 27)
 #define SQUAD_MAX_TOKENS ((size_t)1 << 30)  // of all windows
