@@ -40,4 +40,10 @@ HOST_DEVICE static inline uint16_t round_randomly_to_fp16(float x, uint32_t rand
     return (uint16_t)(sign | (size - 0x38000000u) >> 13);
 }
 
+// Sizes of fp8 matmuls must be multiples of this.
+#define QUANTIZE_ALIGNMENT 16
+
+// The length of a row of the transpose, in fp8, of a tensor with N rows.
+static inline size_t quantize_rows(int N) { return round_up((size_t)N, QUANTIZE_ALIGNMENT); }
+
 #endif

@@ -22,12 +22,6 @@ typedef struct {
     uint32_t amax;  // float_bits() of the largest absolute value
 } Fp8Stats;
 
-// Sizes of fp8 matmuls must be multiples of this.
-#define QUANTIZE_ALIGNMENT 16
-
-// The length of a row of the transpose of a tensor with N rows.
-static inline size_t quantize_rows(int N) { return round_up((size_t)N, QUANTIZE_ALIGNMENT); }
-
 HOST_DEVICE static inline float fp8_largest(Fp8Format format) { return format == FP8_E4M3 ? 448.0f : 57344.0f; }
 
 // The byte of the largest value.

@@ -226,6 +226,13 @@ static inline void lamb_run_apply(const double* sums, const LambBlock* block, Ad
 // ---------------------------------------------------------------------------------------------------------
 // Launchers
 
+// Scratch of an update, in bytes.
+static inline size_t lamb_scratch_bytes(const ParamSpan* spans, int count) {
+    size_t blocks = 0;
+    for (int s = 0; s < count; s++) blocks += (size_t)lamb_blocks(spans[s].size);
+    return blocks * sizeof(LambBlock) + (size_t)count * sizeof(real);
+}
+
 static inline void lamb_check_state(AdamWState a, size_t elements) {
 #ifdef __CUDACC__
     CHECK(elements % ADAMW_VECTOR == 0 && a.first % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));

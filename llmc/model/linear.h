@@ -11,8 +11,9 @@
 #ifndef LLMC_MODEL_LINEAR_H
 #define LLMC_MODEL_LINEAR_H
 
-#include "llmc/fp8/linear.h"
+#include "llmc/fp8/room.h"
 #include "llmc/ops/classifier/classifier.h"
+#include "llmc/ops/gelu.h"
 #include "llmc/ops/matmul/matmul.h"
 
 // After an op that wrote only x.v [N, C]: fill its 8-bit copy, if it has one.

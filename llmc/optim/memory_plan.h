@@ -34,9 +34,9 @@ typedef struct {
     size_t other_scratch;  // bytes for ops that only some models have
 } StepSizes;
 
-// The largest scratch size that any op requests, in bytes. `spans` and `blocks` are the optimizer's.
+// The largest scratch size that any op requests, in bytes. `spans` are the optimizer's.
 static inline size_t memory_plan_scratch(const StepSizes* z, size_t elements, const ParamSpan* spans, int count,
-                                         int blocks, const Context* ctx) {
+                                         const Context* ctx) {
     int N = z->N, C = z->embedding.C;
     size_t adamw_blocks = 0, norm_blocks = (elements + GLOBAL_NORM_BLOCK - 1) / GLOBAL_NORM_BLOCK;
     for (int s = 0; s < count; s++) adamw_blocks += (spans[s].size + ADAMW_BLOCK - 1) / ADAMW_BLOCK;
@@ -50,7 +50,7 @@ static inline size_t memory_plan_scratch(const StepSizes* z, size_t elements, co
         matmul_scratch_bytes(z->head_rows, C, z->embedding.V),
         norm_blocks * sizeof(double),
         adamw_blocks * sizeof(ParamSpan),  // for AdamW and LAMB; the CPU version, which needs more
-        (size_t)blocks * sizeof(LambBlock) + (size_t)count * sizeof(real),
+        lamb_scratch_bytes(spans, count),
         z->other_scratch,
     };
     size_t most = 0;
@@ -63,14 +63,14 @@ static inline size_t memory_plan_scratch(const StepSizes* z, size_t elements, co
 static inline MemoryPlan memory_plan_make(const TensorTable* table, const TensorTable* acts, const TensorTable* stats,
                                           UpdateSettings u, size_t batch, const StepSizes* step, const Context* ctx) {
     ParamSpan* spans = (ParamSpan*)xcalloc((size_t)table->count, sizeof *spans);
-    int count = optimizer_spans(spans, table, u), blocks = lamb_number_blocks(spans, count);
-    size_t copies = 0, scratch = memory_plan_scratch(step, table->elements, spans, count, blocks, ctx);
-    scratch = max_size(scratch, optimizer_muon_scratch(table, u.kind));
+    int count = optimizer_spans(spans, table, u), is_muon = optimizer_is_muon(u.kind);
+    size_t copies = 0, scratch = memory_plan_scratch(step, table->elements, spans, count, ctx);
+    if (is_muon) scratch = max_size(scratch, muon_state_scratch(table));
     for (int i = 0; i < table->count; i++) copies += table->tensors[i].fp32_copy != 0;
     copies = fp32_copies_bytes(table) ? fp32_copies_bytes(table) + copies * sizeof(CastSpan) : 0;
     size_t held = update_shard(table, u).size, optimizer = optimizer_bytes(held, u.master);
     optimizer += optimizer_average_bytes(held, u);
-    optimizer += optimizer_muon_bytes(table, u.kind, update_shard(table, u));
+    if (is_muon) optimizer += muon_state_bytes(table, update_shard(table, u));
     optimizer += (size_t)count * (sizeof *spans + (held < table->elements ? 2 * sizeof(double) : 0));
     MemoryPlan plan = {
         .part = {{"parameters", table->elements * sizeof(floatX) + copies},

@@ -12,8 +12,8 @@
 
 #include "llmc/device/host_view.h"
 #include "llmc/dist/grad_sync.h"
-#include "llmc/lamb/lamb.h"
-#include "llmc/muon/muon.h"
+#include "llmc/lamb/room.h"
+#include "llmc/muon/room.h"
 #include "llmc/ops/adamw.h"
 #include "llmc/ops/global_norm.h"
 
@@ -23,8 +23,6 @@ typedef enum { NO_MASTER, WITH_MASTER } MasterWeights;
 typedef enum { ADAMW, LAMB, MUON, NORMUON } OptimizerKind;
 
 static inline int optimizer_is_muon(OptimizerKind kind) { return kind == MUON || kind == NORMUON; }
-
-enum { MUON_GROUPS = 8 };  // different shapes
 
 typedef struct {
     OptimizerKind kind;
@@ -42,11 +40,8 @@ typedef struct {
     ParamSpan* spans;  // [spans_of_model] on the device; the first span_count are this shard's
     int span_count, lamb_blocks, spans_of_model;
     size_t adamw_elements;  // Muon: elements in spans; 0: all
-    MuonGroup muon_groups[MUON_GROUPS];
-    MuonMatrices muon;  // of this shard
-    void* muon_memory;  // muon_bytes(): the list of the matrices, then the buffers of their updates
-    size_t muon_bytes;
-    double* sum_sq;  // [2 * spans_of_model] sums over all ranks; NULL if nothing is sharded
+    MuonState muon;         // of this shard
+    double* sum_sq;         // [2 * spans_of_model] sums over all ranks; NULL if nothing is sharded
 } Optimizer;
 
 // How parameters are updated. Each rank updates all of them, or with ZeRO-1 its own shard.
@@ -136,77 +131,6 @@ static inline int optimizer_spans(ParamSpan* spans, const TensorTable* table, Up
     return count;
 }
 
-// Find Muon's matrices in a shard, and list them by shape. Returns their number, 0 without Muon. `matrices`: room for
-// them, or NULL.
-static inline int optimizer_matrices(MuonGroup groups[MUON_GROUPS], int* group_count, MuonMatrix* matrices,
-                                     const TensorTable* table, OptimizerKind kind, FlatRange shard) {
-    int found = 0;
-    *group_count = 0;
-    for (int i = 0; i < table->count && optimizer_is_muon(kind) && !table->fixed; i++) {
-        const Tensor* t = &table->tensors[i];
-        if (!t->matrices) continue;
-        MuonGroup group = {.rows = t->shape[0] / t->matrices, .cols = t->shape[1]};
-        int g = 0;
-        while (g < *group_count && (groups[g].rows != group.rows || groups[g].cols != group.cols)) g++;
-        CHECK(g < MUON_GROUPS && t->shape[0] % t->matrices == 0 && t->stored_rows == t->shape[0]);
-        if (g == *group_count) groups[(*group_count)++] = group;
-        groups[g].model_count += t->matrices;
-    }
-    for (int g = 0; g < *group_count; g++) {
-        size_t n = muon_elements(groups[g]);
-        groups[g].first = found;
-        for (int i = 0; i < table->count; i++) {
-            const Tensor* t = &table->tensors[i];
-            int is_of_group =
-                t->matrices && t->shape[0] / t->matrices == groups[g].rows && t->shape[1] == groups[g].cols;
-            for (int k = 0; is_of_group && k < t->matrices; k++) {
-                size_t at = t->offset + (size_t)k * n;
-                if (at < shard.begin || at + n > shard.begin + shard.size) continue;
-                MuonMatrix matrix = {.offset = at - shard.begin, .decay = (float)t->decay};
-                if (matrices) matrices[found] = matrix;
-                found++;
-            }
-        }
-        groups[g].count = found - groups[g].first;
-    }
-    return found;
-}
-
-// Bytes that Muon needs in addition to the moments.
-static inline size_t optimizer_muon_bytes(const TensorTable* table, OptimizerKind kind, FlatRange shard) {
-    MuonGroup groups[MUON_GROUPS];
-    int group_count, count = optimizer_matrices(groups, &group_count, NULL, table, kind, shard);
-    return count ? round_up((size_t)count * sizeof(MuonMatrix), 256) + muon_space_bind(NULL, NULL, groups, group_count)
-                 : 0;
-}
-
-// Scratch for Muon's matmuls.
-static inline size_t optimizer_muon_scratch(const TensorTable* table, OptimizerKind kind) {
-    MuonGroup groups[MUON_GROUPS];
-    int count;
-    size_t most = 0;
-    optimizer_matrices(groups, &count, NULL, table, kind, tensors_updated(table));
-    for (int i = 0; i < count; i++) most = max_size(most, muon_scratch_bytes(groups[i].rows, groups[i].cols));
-    return most;
-}
-
-static inline void optimizer_open_muon(Optimizer* o, const TensorTable* table, Context* ctx) {
-    int most = 0;
-    for (int i = 0; i < table->count; i++) most += table->tensors[i].matrices;
-    MuonMatrix* matrices = (MuonMatrix*)xcalloc((size_t)most, sizeof *matrices);
-    int count = optimizer_matrices(o->muon_groups, &o->muon.group_count, matrices, table, o->kind, o->shard);
-    size_t list = round_up((size_t)count * sizeof *matrices, 256);
-    o->muon_bytes = optimizer_muon_bytes(table, o->kind, o->shard);
-    o->muon_memory = o->muon_bytes ? device_alloc(ctx, o->muon_bytes, "optimizer") : NULL;
-    if (o->muon_memory) {
-        device_upload(ctx, o->muon_memory, matrices, (size_t)count * sizeof *matrices);
-        device_synchronize(ctx);
-        muon_space_bind(&o->muon.space, (char*)o->muon_memory + list, o->muon_groups, o->muon.group_count);
-    }
-    o->muon.matrices = (const MuonMatrix*)o->muon_memory;
-    free(matrices);
-}
-
 // Allocate the state for a shard of the table's tensors. Moments are zero, and the loss is not scaled.
 static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, UpdateSettings u, FlatRange shard,
                                         Context* ctx) {
@@ -241,7 +165,7 @@ static inline void optimizer_init_shard(Optimizer* o, const TensorTable* table, 
     if (n < table->elements)
         o->sum_sq = (double*)device_alloc(ctx, 2 * (size_t)o->spans_of_model * sizeof(double), "optimizer");
     free(all), free(spans);
-    optimizer_open_muon(o, table, ctx);
+    if (optimizer_is_muon(u.kind)) muon_state_open(&o->muon, table, shard, ctx);
 }
 
 // Open gradient synchronisation with the other ranks, and allocate this rank's part of the state.
@@ -259,7 +183,7 @@ static inline void optimizer_free(Optimizer* o) {
     device_free(o->outliers, sizeof(Outliers));
     device_free(o->spans, (size_t)o->spans_of_model * sizeof(ParamSpan));
     if (o->sum_sq) device_free(o->sum_sq, 2 * (size_t)o->spans_of_model * sizeof(double));
-    if (o->muon_memory) device_free(o->muon_memory, o->muon_bytes);
+    if (optimizer_is_muon(o->kind)) muon_state_close(&o->muon);
     memset(o, 0, sizeof *o);
 }
 
@@ -281,11 +205,9 @@ static inline LambSpans optimizer_lamb_spans(const Optimizer* o) {
 
 // AdamW's update, and Muon's update of the matrices that AdamW skips.
 static inline void optimizer_update(const Optimizer* o, AdamWState state, OptimizerSettings settings, Context* ctx) {
-    MuonMatrices matrices = o->muon;
-    matrices.groups = o->muon_groups;  // the optimizer may have been moved
     settings.muon.is_normuon = o->kind == NORMUON;
     adamw_update(state, o->shard.size, o->spans, o->span_count, settings, ctx);
-    if (optimizer_is_muon(o->kind)) muon_update(state, &matrices, settings, ctx);
+    if (optimizer_is_muon(o->kind)) muon_state_update(&o->muon, state, settings, ctx);
 }
 
 // optimizer_step() for a shard.

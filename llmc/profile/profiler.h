@@ -29,42 +29,6 @@
 // ---------------------------------------------------------------------------------------------------------
 // MeasuredPeaks
 
-// Operands of square fp8 matmuls.
-typedef struct {
-    floatX* x;       // of peak_operands()
-    uint8_t* bytes;  // [2, PEAK_SIZE, PEAK_SIZE], rounded x and w
-    real* one;
-} Fp8PeakOperands;
-
-static inline void profiler_fp8_product(const void* operands, int size, Context* ctx) {
-    const Fp8PeakOperands* o = (const Fp8PeakOperands*)operands;
-    Fp8Shared shared = {.scales = {.inverse = o->one}};
-    Fp8Linear layer = {.shared = &shared};
-    fp8_product(&layer,
-                (Fp8Product){MATMUL_FORWARD,
-                             o->bytes + PEAK_ELEMENTS,
-                             o->bytes,
-                             o->x + 2 * PEAK_ELEMENTS,
-                             NULL,
-                             {size, size, size},
-                             SET},
-                ctx);
-}
-
-static inline double profiler_fp8_flops(Context* ctx) {
-    static const real ones[2 * FP8_INVERSE_APART] = {1, 1, 1, 1, 1, 1, 1, 1};  // of x and of w
-    Fp8PeakOperands o = {.x = peak_operands(ctx)};
-    o.bytes = (uint8_t*)device_alloc(ctx, 2 * PEAK_ELEMENTS, "measurement");
-    o.one = (real*)device_alloc(ctx, sizeof ones, "measurement");
-    device_upload(ctx, o.one, ones, sizeof ones);
-    QuantizeOutput out = {.y = o.bytes, .scale = o.one, .format = FP8_E4M3};
-    quantize(out, quantize_plain(o.x), 2 * PEAK_SIZE, PEAK_SIZE, ctx);
-    double flops = peak_measure(profiler_fp8_product, &o, ctx);
-    device_free(o.x, 3 * PEAK_ELEMENTS * sizeof(floatX)), device_free(o.bytes, 2 * PEAK_ELEMENTS);
-    device_free(o.one, sizeof ones);
-    return flops;
-}
-
 // Copy `bytes` on the device; a CPU uses all its cores.
 static inline void profiler_copy(char* to, const char* from, size_t bytes, Context* ctx) {
 #ifdef __CUDACC__
@@ -149,7 +113,7 @@ static inline void profiler_open(Profiler* p, int warmup, int count, int fp8, in
     p->peaks.flops = peak_matmul_flops(ctx);
     p->peaks.bytes = profiler_copy_bytes(ctx);
     p->peaks.launch = profiler_launch_seconds(ctx);
-    if (GPU_BUILD && fp8) p->peaks.fp8_flops = profiler_fp8_flops(ctx);
+    if (GPU_BUILD && fp8) p->peaks.fp8_flops = fp8_peak_flops(ctx);
     p->steps = (ProfileStep*)xcalloc((size_t)count, sizeof *p->steps);
     p->plain = (double*)xcalloc((size_t)count, sizeof *p->plain);
 }

@@ -3,7 +3,6 @@
 #ifndef LLMC_RUN_STEP_H
 #define LLMC_RUN_STEP_H
 
-#include "llmc/fp8/report.h"
 #include "llmc/run/evaluate.h"
 #include "llmc/run/model_card.h"
 #include "llmc/run/peak.h"

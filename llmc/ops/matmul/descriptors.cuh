@@ -2,8 +2,8 @@
 #ifndef LLMC_OPS_MATMUL_DESCRIPTORS_CUH
 #define LLMC_OPS_MATMUL_DESCRIPTORS_CUH
 
+#include "llmc/base/rounding.h"
 #include "llmc/device/cublaslt.cuh"
-#include "llmc/fp8/format.h"
 #include "llmc/ops/matmul/epilogue.cuh"
 // D (SET or ADD) = A B in cuBLASLt's column-major terms. `bias` and `aux` (GELU's input) are used only by epilogues
 // that take them.
