@@ -8,9 +8,9 @@
  * C = NH * HS channels, F channels inside the MLP (4 C). */
 #define ATTENTION_MASK CAUSAL  // compile attention with this mask only
 #include "llmc/base/top_k.h"
-#include "llmc/choices/multiple_choice.h"  // HellaSwag and similar sets
-#include "llmc/model/config.h"             // config.json as a table
-#include "llmc/model/linear.h"             // linear layers, in floatX and in fp8
+#include "llmc/choices/room.h"  // HellaSwag and similar sets
+#include "llmc/model/config.h"  // config.json as a table
+#include "llmc/model/linear.h"  // linear layers, in floatX and in fp8
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/embedding/embedding.h"

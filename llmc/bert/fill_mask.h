@@ -5,7 +5,6 @@
 #include "llmc/base/top_k.h"
 #include "llmc/bert/mlm_data.h"
 #include "llmc/run/run.h"
-#include "llmc/text/wordpiece.h"
 
 // Open the vocabulary from the first of these directories that has one: checkpoint, model, data. words->size is 0 if
 // none has one.

@@ -9,7 +9,7 @@
 #include "llmc/data/prefetch.h"
 #include "llmc/device/staging.h"
 #include "llmc/dist/process_group.h"
-#include "llmc/text/wordpiece.h"
+#include "llmc/text/room_words.h"
 
 // A micro-batch on the device: the sequences one after the other, without padding.
 typedef struct {

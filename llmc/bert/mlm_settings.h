@@ -3,7 +3,7 @@
 #define LLMC_BERT_MLM_SETTINGS_H
 
 #include "llmc/bert/batch_mlm.h"
-#include "llmc/choices/multiple_choice.h"
+#include "llmc/choices/room.h"
 
 // In the order of the flag's choices.
 typedef enum { MEAN_MICRO, MEAN_GLOBAL } LossMean;

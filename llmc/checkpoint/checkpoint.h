@@ -21,8 +21,8 @@
 #include "llmc/base/run_lock.h"
 #include "llmc/checkpoint/shard_files.h"
 #include "llmc/dist/process_group.h"
+#include "llmc/model/tokenizer_files.h"
 #include "llmc/optim/fp32_copies.h"
-#include "llmc/text/tokenizer_files.h"
 
 enum { CHECKPOINT_NAME = 64, CHECKPOINT_WHY = 1024 };
 
@@ -44,19 +44,6 @@ typedef struct {
     int64_t best;     // also keep the checkpoint of this step; 0 = none
     int starts_anew;  // to load: skip the average of another run's weights
 } Checkpoints;
-
-// End all ranks. Rank 0 prints the reason. All ranks call it.
-__attribute__((format(printf, 3, 4), noreturn)) static inline void checkpoint_die(const ProcessGroup* group, int status,
-                                                                                  const char* format, ...) {
-    va_list args;
-    char line[CHECKPOINT_WHY];
-    va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    if (group->size == 1) die(status, "%s", line);
-    if (group->rank == 0) fprintf(stderr, "error: %s\n", line);
-    group_exit(group, status);
-}
 
 // ---------------------------------------------------------------------------------------------------------
 // The optimizer's files

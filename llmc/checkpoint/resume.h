@@ -55,9 +55,9 @@ static inline int checkpoint_verify(const char* dir, const ProcessGroup* group) 
     group_gather(group, all, &mine, sizeof mine);
     for (int r = 1; r < ranks; r++)
         if (all[0].sees && (!all[r].sees || all[r].manifest != all[0].manifest))
-            checkpoint_die(
-                group, USAGE,
-                "%s: rank %d does not see what rank 0 sees there; -o must be on a file system that all share", dir, r);
+            group_die(group, USAGE,
+                      "%s: rank %d does not see what rank 0 sees there; -o must be on a file system that all share",
+                      dir, r);
     for (int r = 0; r < ranks && !bad; r++) {
         bad = all[r].bad;
         if (bad && group->rank == 0) warn("%s; this checkpoint is not used", all[r].why);
@@ -74,9 +74,9 @@ static inline int checkpoint_verify(const char* dir, const ProcessGroup* group) 
 static inline void checkpoint_refuse_default(const char* out, const ProcessGroup* group) {
     char* log = xprintf("%s/log.jsonl", out);
     if (file_exists(log))
-        checkpoint_die(
-            group, USAGE,
-            "-y 1: the run in %s has no complete checkpoint; give -e and -i to start again, or choose another -o", out);
+        group_die(group, USAGE,
+                  "-y 1: the run in %s has no complete checkpoint; give -e and -i to start again, or choose another -o",
+                  out);
     free(log);
 }
 

@@ -7,25 +7,7 @@
 #include <limits.h>
 
 #include "llmc/base/json.h"
-#include "llmc/ops/common/loss_scale.h"
-#include "llmc/ops/common/outliers.h"
-
-// The validation with the lowest loss so far, for --keep-best. Those before the first step do not count.
-typedef struct {
-    double loss;     // the lowest
-    int64_t step;    // its step; 0: none yet
-    int64_t judged;  // the newest step that was counted: a validation repeated after a resume does not count twice
-} Best;
-
-// What trainer.json has besides the settings.
-typedef struct {
-    int64_t step, samples, data, step_sequences, ranks, shards;  // samples: sequences; data: its fingerprint
-    LossScale scale;                                             // scale 0: not dynamic
-    Outliers outliers;
-    int has_outliers;
-    Best best;
-    char *fp8, *matmul_plans;  // texts of the fp8 scales and of the matmul algorithms; NULL: none
-} SavedState;
+#include "llmc/run/state.h"
 
 typedef enum { STATE_COUNT, STATE_REAL, STATE_DOUBLE, STATE_TEXT, STATE_WINDOW } StateType;
 
@@ -141,7 +123,5 @@ static inline void state_get(SavedState* s, const JsonNode* root, const char* fi
     if (b.step > b.judged || (b.step > 0 && !isfinite(b.loss)))
         die(USAGE, "%s: key \"best\": is not the state of a run's validations", file);
 }
-
-static inline void state_free(SavedState* s) { free(s->fp8), free(s->matmul_plans); }
 
 #endif

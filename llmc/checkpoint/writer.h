@@ -27,7 +27,7 @@ typedef struct {
 
 // Zero-initialise it, then call writer_open(). The main thread reads fields that the writing thread sets only after
 // that thread has ended.
-typedef struct {
+typedef struct CheckpointWriter {
     const ProcessGroup* group;
     Log* log;       // NULL: nothing is reported
     int64_t saved;  // step of the newest checkpoint; -1: none
@@ -75,21 +75,6 @@ static inline int writer_write_text(CheckpointWriter* w, const char* name, const
     int bad = writer_fails(w, run_lock_check(w->c.lock) != 0 || write_file(path, text, strlen(text)) != 0, task);
     free(path), free(task);
     return bad;
-}
-
-// CRC-32 of a buffer of `elements` elements.
-static inline uint32_t checkpoint_weights_hash(const TensorPart* part, size_t elements, Context* ctx) {
-    enum { PIECE = 1 << 20 };  // elements
-    Crc32 table;
-    uint32_t crc = 0;
-    crc32_init(&table);
-    void* space = xmalloc(PIECE * sizeof(real));
-    for (size_t at = 0, n; at < elements; at += n) {
-        n = min_size(elements - at, PIECE);
-        crc = crc32_update(&table, crc, tensor_part_elements(part, at, n, space, ctx), n * tensor_part_element(part));
-    }
-    free(space);
-    return crc;
 }
 
 // Write this rank's file of the optimizer state: a shard, or on rank 0 all of it.
@@ -176,7 +161,7 @@ static inline void writer_write_thread(void* argument) {
             writer_fails(w, bad, "write the tokenizer");
         }
     }
-    if (w->group->size > 1) w->mine.weights = checkpoint_weights_hash(&w->weights, c->table->elements, c->ctx);
+    if (w->group->size > 1) w->mine.weights = tensor_part_hash(&w->weights, c->table->elements, c->ctx);
     else if (!w->mine.error) writer_commit(w);
     w->ended = now_seconds();
 }
@@ -223,7 +208,7 @@ static inline void writer_report(const CheckpointWriter* w) {
 static inline int writer_end(CheckpointWriter* w, int failed) {
     int is_first = w->group->rank == 0, ranks = w->group->size;
     w->phase = WRITER_IDLE;
-    if (failed >= 0 && w->all[failed].is_lost) checkpoint_die(w->group, FAILED, RUN_LOCK_LOST, w->c.out);
+    if (failed >= 0 && w->all[failed].is_lost) group_die(w->group, FAILED, RUN_LOCK_LOST, w->c.out);
     if (w->is_taken) {
         snapshot_wait(&w->snapshot);
         w->lost += snapshot_seconds(&w->snapshot);
@@ -257,9 +242,9 @@ static inline void writer_compare_weights(const CheckpointWriter* w) {
     for (int r = 1; r < w->group->size; r++) {
         if (w->all[r].weights == w->all[0].weights) continue;
         if (w->group->rank == 0) checkpoint_remove(w->c.lock, w->tmp);
-        checkpoint_die(w->group, FAILED,
-                       "step %lld: rank %d holds other weights than rank 0 (%08x and %08x); the ranks have diverged",
-                       (long long)w->step, r, w->all[r].weights, w->all[0].weights);
+        group_die(w->group, FAILED,
+                  "step %lld: rank %d holds other weights than rank 0 (%08x and %08x); the ranks have diverged",
+                  (long long)w->step, r, w->all[r].weights, w->all[0].weights);
     }
 }
 

@@ -212,6 +212,19 @@ __attribute__((noreturn)) static inline void group_exit(const ProcessGroup* grou
     exit(*exit_status() = status);
 }
 
+// The same; rank 0 prints the reason.
+__attribute__((format(printf, 3, 4), noreturn)) static inline void group_die(const ProcessGroup* group, int status,
+                                                                             const char* format, ...) {
+    va_list args;
+    char line[1024];
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (group->size == 1) die(status, "%s", line);
+    if (group->rank == 0) fprintf(stderr, "error: %s\n", line);
+    group_exit(group, status);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Consistency
 

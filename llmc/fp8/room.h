@@ -9,6 +9,7 @@
 #include "llmc/fp8/report.h"
 #include "llmc/fp8/state.h"
 #else
+#include "llmc/base/rooms.h"
 
 typedef struct {
     int is_wanted, keeps_x;
@@ -17,26 +18,26 @@ typedef struct {
     size_t scratch_bytes;
 } Fp8State;
 
-#define fp8_fill(x, N, C, ctx) ((void)(N), (void)(C), (void)(ctx))
-#define residual_layernorm_forward_fp8(...) 0
-#define fp8_linear_forward(...) ((void)0)
-#define fp8_linear_gelu_forward(...) ((void)0)
-#define fp8_linear_backward_weight(...) ((void)0)
-#define fp8_linear_backward_input(...) ((void)0)
-#define fp8_linear_gelu_backward_input(...) ((void)0)
-#define fp8_linear_classifier_backward(...) ((void)0)
-#define fp8_state_plan(...) ((void)0)
-#define fp8_state_parameter_bytes(...) 0
-#define fp8_state_activation_bytes(...) 0
-#define fp8_state_open(...) ((void)0)
-#define fp8_state_close(...) ((void)0)
-#define fp8_state_set(...) ((void)0)
-#define fp8_state_switch(...) ((void)0)
-#define fp8_state_begin_step(...) ((void)0)
-#define fp8_state_end_step(...) ((void)0)
+#define fp8_fill(...) room_absent(0, __VA_ARGS__)
+#define residual_layernorm_forward_fp8(...) room_absent(0, __VA_ARGS__)
+#define fp8_linear_forward(...) room_absent(0, __VA_ARGS__)
+#define fp8_linear_gelu_forward(...) room_absent(0, __VA_ARGS__)
+#define fp8_linear_backward_weight(...) room_absent(0, __VA_ARGS__)
+#define fp8_linear_backward_input(...) room_absent(0, __VA_ARGS__)
+#define fp8_linear_gelu_backward_input(...) room_absent(0, __VA_ARGS__)
+#define fp8_linear_classifier_backward(...) room_absent(0, __VA_ARGS__)
+#define fp8_state_plan(...) room_absent(0, __VA_ARGS__)
+#define fp8_state_parameter_bytes(...) room_absent(0, __VA_ARGS__)
+#define fp8_state_activation_bytes(...) room_absent(0, __VA_ARGS__)
+#define fp8_state_open(...) room_absent(0, __VA_ARGS__)
+#define fp8_state_close(...) room_absent(0, __VA_ARGS__)
+#define fp8_state_set(...) room_absent(0, __VA_ARGS__)
+#define fp8_state_switch(...) room_absent(0, __VA_ARGS__)
+#define fp8_state_begin_step(...) room_absent(0, __VA_ARGS__)
+#define fp8_state_end_step(...) room_absent(0, __VA_ARGS__)
 #define fp8_state_text(...) NULL
-#define fp8_report(...) ((void)0)
-#define fp8_peak_flops(...) 0
+#define fp8_report(...) room_absent(0, __VA_ARGS__)
+#define fp8_peak_flops(...) room_absent(0, __VA_ARGS__)
 
 #endif
 #endif

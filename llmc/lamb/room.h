@@ -6,6 +6,7 @@
 #ifndef NO_LAMB
 #include "llmc/lamb/lamb.h"
 #else
+#include "llmc/base/rooms.h"
 #include "llmc/ops/common/adam.h"
 
 typedef struct {
@@ -14,11 +15,11 @@ typedef struct {
     size_t elements;
 } LambSpans;
 
-#define lamb_number_blocks(...) 0
-#define lamb_scratch_bytes(...) 0
-#define lamb_update(...) ((void)0)
-#define lamb_moments(...) ((void)0)
-#define lamb_apply(...) ((void)0)
+#define lamb_number_blocks(...) room_absent(0, __VA_ARGS__)
+#define lamb_scratch_bytes(...) room_absent(0, __VA_ARGS__)
+#define lamb_update(...) room_absent(0, __VA_ARGS__)
+#define lamb_moments(...) room_absent(0, __VA_ARGS__)
+#define lamb_apply(...) room_absent(0, __VA_ARGS__)
 
 #endif
 #endif

@@ -94,6 +94,21 @@ static inline const void* tensor_part_elements(const TensorPart* part, size_t fi
     return space;
 }
 
+// CRC-32 of a buffer of `elements` elements.
+static inline uint32_t tensor_part_hash(const TensorPart* part, size_t elements, Context* ctx) {
+    enum { PIECE = 1 << 20 };  // elements
+    Crc32 table;
+    uint32_t crc = 0;
+    crc32_init(&table);
+    void* space = xmalloc(PIECE * sizeof(real));
+    for (size_t at = 0, n; at < elements; at += n) {
+        n = min_size(elements - at, PIECE);
+        crc = crc32_update(&table, crc, tensor_part_elements(part, at, n, space, ctx), n * tensor_part_element(part));
+    }
+    free(space);
+    return crc;
+}
+
 static inline int tensors_close(SafeTensorsWriter* w, FileDigest* digest) {
     int result = safetensors_writer_finish(w);
     digest->bytes = w->bytes;

@@ -6,17 +6,18 @@
 #ifndef NO_MUON
 #include "llmc/muon/state.h"
 #else
+#include "llmc/base/rooms.h"
 
 typedef struct {
     int unused;
 } MuonState;
 
-#define muon_state_bytes(...) 0
-#define muon_state_scratch(...) 0
-#define muon_state_open(...) ((void)0)
-#define muon_state_close(...) ((void)0)
-#define muon_state_update(...) ((void)0)
-#define muon_momentum_at(...) 0
+#define muon_state_bytes(...) room_absent(0, __VA_ARGS__)
+#define muon_state_scratch(...) room_absent(0, __VA_ARGS__)
+#define muon_state_open(...) room_absent(0, __VA_ARGS__)
+#define muon_state_close(...) room_absent(0, __VA_ARGS__)
+#define muon_state_update(...) room_absent(0, __VA_ARGS__)
+#define muon_momentum_at(...) room_absent(0, __VA_ARGS__)
 
 #endif
 #endif

@@ -7,6 +7,7 @@
 #ifndef LLMC_RUN_EVALUATE_H
 #define LLMC_RUN_EVALUATE_H
 
+#include "llmc/checkpoint/room.h"
 #include "llmc/run/state.h"
 
 // ---------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@
 
 #include "llmc/base/loss_svg.h"
 #include "llmc/base/process.h"
+#include "llmc/base/rooms.h"
 #include "llmc/run/find_files.h"
 #include "llmc/run/hub.h"
 #include "llmc/run/recipe.h"
@@ -71,6 +72,7 @@ static inline void run_join(Run* r, const char* builtin) {
     Context* ctx = &r->ctx;
     int trains = !s->evaluate && s->steps != 0;
     group_init(&r->group, s->timeout);
+    flags_refuse_rooms(r->flags, r->flag_count);
     settings_check(s);
     r->out = r->group.rank == 0 ? s->out : "";
     r->held = -1;
@@ -217,6 +219,7 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
 static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t val) {
     char fingerprints[48];
     r->config = config, r->has_val = has_val;
+    flags_refuse_rooms(r->flags, r->flag_count);
     run_check_kept(r, has_val);
     run_check_same_flags(r);
     snprintf(fingerprints, sizeof fingerprints, "training %08x\nvalidation %08x", r->data, val);
@@ -255,10 +258,7 @@ static inline void run_alloc(Run* r, ModelBuffers* b) {
     r->average.decay = r->settings.ema, r->average.start = r->settings.ema_start;
     fp8_state_set(&b->fp8, r->restored.fp8, r->checkpoint, &r->ctx);
     fp8_state_switch(&b->fp8, r->step);
-    if (!r->start) return;
-    Checkpoints c = run_checkpoints(r);
-    c.starts_anew = !r->checkpoint;
-    checkpoint_load(&c, &b->fp32_copies, r->start);
+    if (r->start) run_load_start(r);
 }
 
 // After setting the weights: check that they are equal on all ranks, and share the fp32 copies. Files with the same
@@ -268,7 +268,7 @@ static inline void run_share(Run* r) {
     const TensorPart weights = {.prefix = "", .device = b->params, .type = VIEW_FLOATX};
     char hash[16];
     if (r->group.size > 1) {
-        snprintf(hash, sizeof hash, "%08x", checkpoint_weights_hash(&weights, b->table.elements, &r->ctx));
+        snprintf(hash, sizeof hash, "%08x", tensor_part_hash(&weights, b->table.elements, &r->ctx));
         group_check_same(&r->group, "the initial weights (CRC-32)", hash);
     }
     model_buffers_share(b, &r->ctx);
@@ -368,7 +368,7 @@ static inline void run_report_end(Run* r, int failed) {
         printf("no average of the weights: --ema-start %lld is not reached\n", (long long)s->ema_start);
     if (r->stop)
         printf("stopped by signal %d after step %lld%s\n", r->stop, (long long)r->step,
-               failed || !*r->out ? "" : ", saved");
+               failed || r->writer->saved != r->step ? "" : ", saved");
     if (failed)
         die(FAILED, "%s: the state after step %lld could not be saved; make room there, then resume with -y 1", s->out,
             (long long)r->step);

@@ -4,7 +4,6 @@
 #define LLMC_RUN_STEP_H
 
 #include "llmc/run/evaluate.h"
-#include "llmc/run/model_card.h"
 #include "llmc/run/peak.h"
 
 // A micro-batch of a step on this rank.
@@ -369,7 +368,7 @@ static inline int run_gather_stop(const Run* r, int stop) {
 static inline int run_must_stop(Run* r, int signal) {
     int stop = r->lock.path && run_lock_check(&r->lock) != 0 ? LOCK_IS_LOST : signal;
     if (r->group.size > 1) stop = run_gather_stop(r, stop);
-    if (stop == LOCK_IS_LOST) checkpoint_die(&r->group, FAILED, RUN_LOCK_LOST, r->settings.out);
+    if (stop == LOCK_IS_LOST) group_die(&r->group, FAILED, RUN_LOCK_LOST, r->settings.out);
     if (!r->stop) r->stop = stop;
     return r->stop != 0;
 }

@@ -79,10 +79,10 @@ static inline uint32_t vocabulary_check_shards(const Run* r, const Shards* shard
     TokenScan* scan = vocabulary_scan(r, shards, bytes);
     for (int i = 0; i < shards->count; i++) {
         if (scan[i].largest >= (uint32_t)V)
-            checkpoint_die(&r->group, USAGE,
-                           "%s: token %u at position %llu is outside the vocabulary of %d; prepare the data with the "
-                           "model's own tokenizer, or choose a model with a larger vocabulary",
-                           shards->shard[i].path, scan[i].largest, (unsigned long long)scan[i].position, V);
+            group_die(&r->group, USAGE,
+                      "%s: token %u at position %llu is outside the vocabulary of %d; prepare the data with the "
+                      "model's own tokenizer, or choose a model with a larger vocabulary",
+                      shards->shard[i].path, scan[i].largest, (unsigned long long)scan[i].position, V);
         largest = scan[i].largest > largest ? scan[i].largest : largest;
     }
     free(scan);

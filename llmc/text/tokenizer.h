@@ -11,8 +11,9 @@
 
 #include "llmc/base/json.h"
 #include "llmc/data/llmc_files.h"
+#include "llmc/model/tokenizer_files.h"
 
-enum { TOKENIZER_MAX_FILE = 100000000, TOKENIZER_MAX_ID = 1 << 24, BYTE_ALPHABET_END = 256 + 68 };
+enum { TOKENIZER_MAX_ID = 1 << 24, BYTE_ALPHABET_END = 256 + 68 };
 
 typedef struct {
     size_t start;

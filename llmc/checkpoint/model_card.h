@@ -1,8 +1,9 @@
 /* The model card, README.md of a checkpoint: architecture, training data, settings, results, and how to load the model.
  * It contains neither paths nor times, so that a resumed run writes the same card as an uninterrupted one. */
-#ifndef LLMC_RUN_MODEL_CARD_H
-#define LLMC_RUN_MODEL_CARD_H
+#ifndef LLMC_CHECKPOINT_MODEL_CARD_H
+#define LLMC_CHECKPOINT_MODEL_CARD_H
 
+#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/run/hub.h"
 #include "llmc/run/state.h"
 

@@ -1,11 +1,11 @@
 /* The files of a tokenizer, kept in memory from the start of a run. Every checkpoint gets a copy. Their directory may
  * be renamed or deleted during the run, for example if it is an older checkpoint of the same run. */
-#ifndef LLMC_TEXT_TOKENIZER_FILES_H
-#define LLMC_TEXT_TOKENIZER_FILES_H
+#ifndef LLMC_MODEL_TOKENIZER_FILES_H
+#define LLMC_MODEL_TOKENIZER_FILES_H
 
-#include "llmc/text/tokenizer.h"
+#include "llmc/base/util.h"
 
-enum { TOKENIZER_FILES_MOST = 9 };
+enum { TOKENIZER_FILES_MOST = 9, TOKENIZER_MAX_FILE = 100000000 };
 
 typedef struct {
     const char* name;
