@@ -60,8 +60,7 @@ static void trainer_open(Trainer* t, int argc, char** argv, const char* usage) {
     run_parse(r, settings_flags(t, r->flags), argc, argv, usage);
     run_join(r, NULL);
     if (r->group.size > 1)
-        group_die(&r->group, USAGE, "%d ranks: a recommender trains on one; start it without mpirun",
-                       r->group.size);
+        group_die(&r->group, USAGE, "%d ranks: a recommender trains on one; start it without mpirun", r->group.size);
     if (s->evaluate && !r->checkpoint) die(USAGE, "--evaluate 1: needs a trained model; name its run with -y 1 -o DIR");
     open_data(t);
     t->epoch_steps = t->samples / (uint64_t)s->B;  // the last part of a batch is dropped

@@ -54,7 +54,7 @@ static inline int multiple_choice_rows(MultipleChoiceSets* s, Flag* table, int c
 #define multiple_choice_sets_close(...) room_absent(0, __VA_ARGS__)
 #define multiple_choice_first_missing(...) room_absent(0, __VA_ARGS__)
 #define multiple_choice_last_key(...) NULL
-#define multiple_choice_device_bytes(...) room_absent(0, __VA_ARGS__)
+#define multiple_choice_device_bytes(...) (size_t) room_absent(0, __VA_ARGS__)
 #define multiple_choice_example(...) ((MultipleChoiceExample){{NULL, 0}})
 #define multiple_choice_next(text) (text)
 #define multiple_choice_evaluation_open(...) room_absent(0, __VA_ARGS__)

@@ -27,15 +27,15 @@ typedef struct {
 #define fp8_linear_gelu_backward_input(...) room_absent(0, __VA_ARGS__)
 #define fp8_linear_classifier_backward(...) room_absent(0, __VA_ARGS__)
 #define fp8_state_plan(...) room_absent(0, __VA_ARGS__)
-#define fp8_state_parameter_bytes(...) room_absent(0, __VA_ARGS__)
-#define fp8_state_activation_bytes(...) room_absent(0, __VA_ARGS__)
+#define fp8_state_parameter_bytes(...) (size_t) room_absent(0, __VA_ARGS__)
+#define fp8_state_activation_bytes(...) (size_t) room_absent(0, __VA_ARGS__)
 #define fp8_state_open(...) room_absent(0, __VA_ARGS__)
 #define fp8_state_close(...) room_absent(0, __VA_ARGS__)
 #define fp8_state_set(...) room_absent(0, __VA_ARGS__)
 #define fp8_state_switch(...) room_absent(0, __VA_ARGS__)
 #define fp8_state_begin_step(...) room_absent(0, __VA_ARGS__)
 #define fp8_state_end_step(...) room_absent(0, __VA_ARGS__)
-#define fp8_state_text(...) NULL
+#define fp8_state_text(...) (room_absent(0, __VA_ARGS__), (char*)NULL)
 #define fp8_report(...) room_absent(0, __VA_ARGS__)
 #define fp8_peak_flops(...) room_absent(0, __VA_ARGS__)
 

@@ -16,7 +16,7 @@ typedef struct {
 } LambSpans;
 
 #define lamb_number_blocks(...) room_absent(0, __VA_ARGS__)
-#define lamb_scratch_bytes(...) room_absent(0, __VA_ARGS__)
+#define lamb_scratch_bytes(...) (size_t) room_absent(0, __VA_ARGS__)
 #define lamb_update(...) room_absent(0, __VA_ARGS__)
 #define lamb_moments(...) room_absent(0, __VA_ARGS__)
 #define lamb_apply(...) room_absent(0, __VA_ARGS__)

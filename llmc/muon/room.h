@@ -12,8 +12,8 @@ typedef struct {
     int unused;
 } MuonState;
 
-#define muon_state_bytes(...) room_absent(0, __VA_ARGS__)
-#define muon_state_scratch(...) room_absent(0, __VA_ARGS__)
+#define muon_state_bytes(...) (size_t) room_absent(0, __VA_ARGS__)
+#define muon_state_scratch(...) (size_t) room_absent(0, __VA_ARGS__)
 #define muon_state_open(...) room_absent(0, __VA_ARGS__)
 #define muon_state_close(...) room_absent(0, __VA_ARGS__)
 #define muon_state_update(...) room_absent(0, __VA_ARGS__)

@@ -15,7 +15,7 @@ typedef struct {
 #define tokenizer_open(...) room_absent(-1, __VA_ARGS__)
 #define tokenizer_free(...) room_absent(0, __VA_ARGS__)
 #define tokenizer_find(...) room_absent(-1, __VA_ARGS__)
-#define tokenizer_decode(...) NULL
+#define tokenizer_decode(...) (room_absent(0, __VA_ARGS__), (const char*)NULL)
 #define tokenizer_end_of_text(...) room_absent(-1, __VA_ARGS__)
 
 #endif
