@@ -107,6 +107,7 @@ done
 [ ! -x "$build/train_dlrm" ] || run recsys bash dev/recsys/trainer.sh "$build/train_dlrm" "$build/train_ncf"
 run cli bash dev/test/cli.sh "$gpt2"
 [ "${build##*/}" = san ] || run one_file bash dev/test/one_file.sh "$gpt2"
+[ "${build##*/}" = san ] || run rooms bash dev/test/rooms.sh "$gpt2"
 [ "${build##*/}" = san ] || run exercises env EXERCISE_LIMIT=300 bash dev/test/exercises.sh
 [ "${build##*/}" = san ] || run ladder bash dev/test/ladder.sh
 run threads bash dev/test/threads.sh "$gpt2"
