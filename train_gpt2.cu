@@ -14,7 +14,6 @@
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/embedding/embedding.h"
-#include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/run/lm_input.h"    // token batches on the device
 #include "llmc/run/run.h"         // opens, steps and closes a run
@@ -536,7 +535,7 @@ static void validate(Run* r, Model* m, LmData* data, Log* log) {
 static void evaluate_endings(Model* m, MultipleChoiceEvaluation* e, const Sequences* s, Context* ctx) {
     Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = 1, .mode = SET};
     forward(m, m->in.inputs, s, ctx);
-    gather_forward(m->a.embedded, m->a.lnf, e->device_rows, e->scored, m->config.C, ctx);
+    multiple_choice_gather(m->a.embedded, m->a.lnf, e, m->config.C, ctx);
     forward_head(m, m->a.embedded, e->scored, ctx);
     classifier_forward(losses, m->a.logits, m->in.targets, e->scored, m->config.V, m->Vp, ctx);
     multiple_choice_take(e, m->a.losses, m->a.logits, m->in.targets, m->config.V, m->Vp, ctx);

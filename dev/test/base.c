@@ -10,9 +10,9 @@
 #include "llmc/base/flags.h"
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
-#include "llmc/base/loss_svg.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/schedule.h"
+#include "llmc/checkpoint/loss_svg.h"
 
 static void expect_text(Tests* t, const char* name, const char* got, const char* want) {
     expect(t, strcmp(got, want) == 0, name, "got\n%s\nwanted\n%s", got, want);

@@ -9,7 +9,7 @@
 #include "fuzz_mutate.h"
 #include "llmc/base/flags.h"
 #include "llmc/base/log.h"
-#include "llmc/base/loss_svg.h"
+#include "llmc/checkpoint/loss_svg.h"
 #include "llmc/data/safetensors.h"
 
 typedef struct {

@@ -23,7 +23,7 @@ static void tokenizer_seeds(CaseList* list) {
     seed_text(list, "vocab.json", VOCAB_JSON);
     seed_text(list, "encoder.json", VOCAB_JSON);
     Text tokens = {NULL, 0, 0};
-    uint32_t header[LLMC_HEADER_INTS] = {LLMC_MAGIC_TOKENS, 2, 7, 6};
+    uint32_t header[LLMC_HEADER_INTS] = {LLMC_TOKENS_MAGIC, 2, 7, 6};
     text_append(&tokens, (const char*)header, sizeof header);
     text_printf(&tokens, "\001a\001b\003the\002\xc3\xa9\001 \004 the\015<|endoftext|>");
     case_add(case_new(list), "gpt2_tokenizer.bin", tokens.text, tokens.length);

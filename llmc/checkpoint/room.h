@@ -1,9 +1,10 @@
-/* Checkpoints, as the rest of a program sees them. With -DNO_CHECKPOINT a run writes its log only, and neither resumes nor
- * starts from another run. */
+/* What a run leaves in OUT besides its log, as the rest of a program sees it: checkpoints, the model with its card, the
+ * plot. With -DNO_CHECKPOINT it leaves none of them, and neither resumes nor starts from another run. */
 #ifndef LLMC_CHECKPOINT_ROOM_H
 #define LLMC_CHECKPOINT_ROOM_H
 
 #ifndef NO_CHECKPOINT
+#include "llmc/checkpoint/loss_svg.h"
 #include "llmc/checkpoint/model_card.h"
 #include "llmc/checkpoint/run.h"
 #else
@@ -45,6 +46,7 @@ static inline void run_find_start(Run* r, const char* flag, const char* other) {
 #define run_load_start(...) room_absent(0, __VA_ARGS__)
 #define run_save_checkpoint(...) room_absent(0, __VA_ARGS__)
 #define run_save_average(...) room_absent(0, __VA_ARGS__)
+#define log_write_svg(...) room_absent(0, __VA_ARGS__)
 #define model_card(...) (room_absent(0, __VA_ARGS__), (Text){NULL, 0, 0})
 
 #endif

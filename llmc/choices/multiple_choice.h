@@ -19,6 +19,7 @@
 #include "llmc/choices/choice_files.h"
 #include "llmc/data/batch_lm.h"
 #include "llmc/ops/accuracy.h"
+#include "llmc/ops/gather.h"
 #include "llmc/run/step.h"
 
 // A sequence of a micro-batch: one ending of an example.
@@ -222,6 +223,12 @@ static inline int multiple_choice_load(MultipleChoiceEvaluation* e, int* inputs,
     device_upload(ctx, e->device_rows + e->N, e->packed.document, documents_ints(e->N) * sizeof(int));
     *sequences = s;
     return 1;
+}
+
+// Gather the scored rows of x [N, C] into y.
+static inline void multiple_choice_gather(floatX* y, const floatX* x, const MultipleChoiceEvaluation* e, int C,
+                                          Context* ctx) {
+    gather_forward(y, x, e->device_rows, e->scored, C, ctx);
 }
 
 // Add the micro-batch to the sums, from losses [e->scored] and logits [e->scored, Vp] of its scored rows.

@@ -35,7 +35,6 @@ typedef struct {
 } MultipleChoiceResult;
 
 typedef struct {
-    const int* device_rows;
     int scored;
 } MultipleChoiceEvaluation;
 
@@ -57,6 +56,7 @@ static inline int multiple_choice_rows(MultipleChoiceSets* s, Flag* table, int c
 #define multiple_choice_device_bytes(...) (size_t) room_absent(0, __VA_ARGS__)
 #define multiple_choice_example(...) ((MultipleChoiceExample){{NULL, 0}})
 #define multiple_choice_next(text) (text)
+#define multiple_choice_gather(...) room_absent(0, __VA_ARGS__)
 #define multiple_choice_evaluation_open(...) room_absent(0, __VA_ARGS__)
 #define multiple_choice_evaluation_close(...) room_absent(0, __VA_ARGS__)
 #define multiple_choice_load(...) room_absent(0, __VA_ARGS__)

@@ -1,11 +1,9 @@
-/* Files of llm.c: checkpoints of its models and its list of tokens. All numbers are little-endian.
+/* llm.c's checkpoints. All numbers are little-endian.
  *
  *   checkpoint     256 x int32   header: [0] magic 20240326, [1] version: 3 float32, 5 bfloat16, [2] positions T,
  *                                [3] vocabulary V, [4] layers L, [5] heads, [6] channels C, [7] Vp, V with padding
  *                  weights       sixteen kinds of tensors one after the other, each kind for all layers; matrices are
  *                                [out, in]; rows V .. Vp - 1 of the first tensor, the token embedding, are padding
- *   tokens         256 x uint32  header: [0] magic 20240328, [1] version 1 or 2, [2] count, [3] end of text (version 2)
- *                  count times   a length, one byte, and as many bytes: the token
  *
  * The files do not state that the model has pre-layernorm blocks, a tied head, tanh-GELU and an epsilon of 1e-5.
  * Checkpoints from before the vocabulary had padding are refused: [7] is 0 there. */
@@ -18,12 +16,10 @@ enum {
     LLMC_HEADER_INTS = 256,
     LLMC_HEADER_BYTES = 1024,
     LLMC_MAGIC_WEIGHTS = 20240326,
-    LLMC_MAGIC_TOKENS = 20240328,
     LLMC_VERSION_FLOAT32 = 3,
     LLMC_VERSION_BFLOAT16 = 5,
     LLMC_KINDS = 16,
-    LLMC_MAX_SIZE = 1 << 24,
-    LLMC_MAX_TOKENS_FILE = 1 << 28
+    LLMC_MAX_SIZE = 1 << 24
 };
 
 // One kind of tensor: a single one, or one of each layer.
@@ -135,65 +131,6 @@ static inline void llmc_weights_close(LlmcWeights* w) {
     close(w->fd);
     free(w->file);
     memset(w, 0, sizeof *w);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Tokens
-
-typedef struct {
-    int count;
-    int end_of_text;  // id of the end-of-text token; -1: unknown
-    char* text;       // the whole file
-    size_t* start;    // [count] where each token begins in `text`; the byte before is its length
-} LlmcTokens;
-
-static inline size_t llmc_token_length(const LlmcTokens* t, int id) { return (unsigned char)t->text[t->start[id] - 1]; }
-
-// Ends with USAGE if the file is invalid.
-static inline void llmc_tokens_read(LlmcTokens* t, const char* path) {
-    uint32_t header[4];
-    size_t size, at = LLMC_HEADER_BYTES;
-    t->text = read_file(path, LLMC_MAX_TOKENS_FILE, &size, USAGE);
-    if (size < at)
-        die(USAGE, "%s: %zu bytes are too few for the header of %zu bytes; it is truncated or not a list of tokens",
-            path, size, at);
-    memcpy(header, t->text, sizeof header);
-    if (header[0] != LLMC_MAGIC_TOKENS)
-        die(USAGE, "%s: is not a list of tokens of llm.c: its magic number is %u, not %d", path, header[0],
-            (int)LLMC_MAGIC_TOKENS);
-    if (header[1] != 1 && header[1] != 2)
-        die(USAGE, "%s: is a list of tokens of version %u; 1 and 2 are supported", path, header[1]);
-    if (header[2] < 1 || header[2] > LLMC_MAX_SIZE)
-        die(USAGE, "%s: its header gives %u tokens; allowed: 1..%d", path, header[2], (int)LLMC_MAX_SIZE);
-    t->count = (int)header[2];
-    // Version 1 was used for GPT-2's vocabulary only, whose last token ends a text.
-    t->end_of_text = t->count == 50257 ? 50256 : -1;
-    if (header[1] == 2) {
-        if (header[3] >= header[2])
-            die(USAGE, "%s: its header gives token %u of %u as the end of text; the file is damaged", path, header[3],
-                header[2]);
-        t->end_of_text = (int)header[3];
-    }
-    // A token takes at least two bytes, so a damaged header cannot make this allocate more than the file justifies.
-    if ((size - at) / 2 < (size_t)t->count)
-        die(USAGE, "%s: its header gives %d tokens, but only %zu bytes follow it; the file is truncated", path,
-            t->count, size - at);
-    t->start = (size_t*)xmalloc((size_t)t->count * sizeof *t->start);
-    for (int id = 0; id < t->count; id++) {
-        size_t left = size - at, length = left ? (unsigned char)t->text[at] : 0;
-        if (left == 0 || length >= left)
-            die(USAGE, "%s: ends inside token %d of %d; the file is truncated", path, id, t->count);
-        if (length == 0) die(USAGE, "%s: token %d is empty; the file is damaged", path, id);
-        t->start[id] = at + 1;
-        at += 1 + length;
-    }
-    if (at != size) die(USAGE, "%s: %zu bytes follow its last token; the file is damaged", path, size - at);
-}
-
-static inline void llmc_tokens_free(LlmcTokens* t) {
-    free(t->text);
-    free(t->start);
-    memset(t, 0, sizeof *t);
 }
 
 #endif

@@ -14,13 +14,9 @@
 #ifndef LLMC_FP8_LAYERNORM_H
 #define LLMC_FP8_LAYERNORM_H
 
-#ifdef NO_FP8
-#include "llmc/fp8/room.h"
-#else
 #include "llmc/fp8/operand.h"
-#endif
 
-#if defined(__CUDACC__) && !defined(NO_FP8)
+#ifdef __CUDACC__
 
 // The rows of y that are written: all, or those that mean_bias_center() reads.
 typedef enum { LAYERNORM_ALL_ROWS, LAYERNORM_MEAN_ROWS } LayerNormRows;

@@ -16,7 +16,6 @@
 #ifndef LLMC_RUN_RUN_H
 #define LLMC_RUN_RUN_H
 
-#include "llmc/base/loss_svg.h"
 #include "llmc/base/process.h"
 #include "llmc/base/rooms.h"
 #include "llmc/run/find_files.h"

@@ -10,8 +10,8 @@
 #define LLMC_TEXT_TOKENIZER_H
 
 #include "llmc/base/json.h"
-#include "llmc/data/llmc_files.h"
 #include "llmc/model/tokenizer_files.h"
+#include "llmc/text/llmc_tokens.h"
 
 enum { TOKENIZER_MAX_ID = 1 << 24, BYTE_ALPHABET_END = 256 + 68 };
 

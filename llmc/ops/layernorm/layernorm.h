@@ -318,7 +318,7 @@ static inline void layernorm_backward_blocks(LayerNormTargets to, LayerNormInput
 }
 
 #endif
-#include "llmc/fp8/layernorm.h"
+#include "llmc/fp8/room_layernorm.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Launchers

@@ -1,6 +1,6 @@
 /* The plot of a run's losses as an SVG picture: training and validation against the step. */
-#ifndef LLMC_BASE_LOSS_SVG_H
-#define LLMC_BASE_LOSS_SVG_H
+#ifndef LLMC_CHECKPOINT_LOSS_SVG_H
+#define LLMC_CHECKPOINT_LOSS_SVG_H
 
 #include "llmc/base/log.h"
 #include "llmc/base/utf8.h"

@@ -1,0 +1,11 @@
+/* What layernorm.h sees of fp8: room.h without the rest, which builds on layernorm's neighbours. */
+#ifndef LLMC_FP8_ROOM_LAYERNORM_H
+#define LLMC_FP8_ROOM_LAYERNORM_H
+
+#ifndef NO_FP8
+#include "llmc/fp8/layernorm.h"
+#else
+#include "llmc/fp8/room.h"
+#endif
+
+#endif
