@@ -47,7 +47,7 @@ each .c "$plain" gcc -std=c11 -Wc++-compat $flags -fsyntax-only
 each .c "$plain" gcc -std=c11 -DREAL_DOUBLE $flags -fsyntax-only
 if command -v g++ >/dev/null; then each .cc "$plain" g++ -std=c++17 $flags -fsyntax-only; else echo "skip g++: not found"; fi
 # --- the trainers without each room in turn, and without all of them
-no_rooms=$(printf -- '-DNO_%s ' FP8 MUON LAMB CHECKPOINT PROFILE TEXT CHOICES HOPPER)
+no_rooms=$(printf -- '-DNO_%s ' FP8 MUON LAMB CHECKPOINT PROFILE TEXT CHOICES AVERAGE GRAPH IMPORT HOPPER)
 for trainer in train_gpt2.cu train_bert.cu; do
     for left_out in $no_rooms "$no_rooms"; do
         if gcc -x c -std=c11 $flags $left_out -fsyntax-only $trainer; then ok; else fail "$trainer does not compile with $left_out"; fi
@@ -65,8 +65,8 @@ most_read() { # lines, flag...
     echo "train_gpt2.cu $* reads $count lines, at most $most"
     if [ "$count" -le "$most" ]; then ok; else fail "train_gpt2.cu $*: $count lines"; fi
 }
-most_read 22163
-most_read 14113 $no_rooms
+most_read 22250
+most_read 13609 $no_rooms
 if command -v nvcc >/dev/null; then
     core_only="nvcc -Xcicc -O0 -Xptxas -O0 -std=c++17 -arch=sm_90a -D_GNU_SOURCE -DPRECISION_BF16 $no_rooms -I. -Ibuild -cuda -o /dev/null"
     if $core_only train_gpt2.cu; then ok; else fail "train_gpt2.cu does not compile with $no_rooms"; fi
@@ -85,7 +85,7 @@ core="run optim dist model ops data device base"
 # Rooms: each may include the core and the rooms listed here. apps/ may include all of llmc/, and each of its folders itself.
 rooms_of() {
     case $1 in
-        checkpoint) echo "text" ;;
+        checkpoint) echo "import" ;;
         explain) echo "text" ;;
         bert) echo "text choices" ;;
         muon) echo "hopper" ;;
@@ -93,7 +93,7 @@ rooms_of() {
 }
 # Files outside a room, trainers and rooms included but not programs in apps/, that include a header of it. These numbers
 # only go down.
-most_files_naming="bert:1 checkpoint:1 choices:2 explain:0 fp8:3 hopper:2 lamb:1 muon:1 profile:1 text:3"
+most_files_naming="average:1 bert:1 checkpoint:1 choices:2 explain:0 fp8:3 graph:1 hopper:2 import:2 lamb:1 muon:1 profile:1 text:3"
 folder_of() { local path=${1#llmc/}; echo "${path%%/*}"; }
 op() { local path=${1#llmc/ops/}; echo "${path%%/*}"; }  # its folder or its file below ops/
 is_core() { [[ " $core " == *" $1 "* ]]; }

@@ -3,7 +3,7 @@
 #define DEV_OPS_AVERAGE_H
 
 #include "harness.h"
-#include "llmc/ops/average.h"
+#include "llmc/average/average.h"
 
 typedef struct {
     Array average, params, master, kept;

@@ -7,7 +7,7 @@
 #include "llmc/bert/batch_mlm.h"
 #include "llmc/choices/choice_files.h"
 #include "llmc/data/batch_lm.h"
-#include "llmc/data/llmc_files.h"
+#include "llmc/import/llmc_files.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Token shards: whatever is read without an error is a token

@@ -14,7 +14,7 @@ run "${TINY[@]}" -v 3 -o "$work/with"
 why=$(ended_with 0)
 PROGRAM=$work/train_gpt2
 (cd "$root" && "${CC:-cc}" -x c -std=c11 -D_GNU_SOURCE -I. -O1 -fopenmp -ffp-contract=off train_gpt2.cu -lm -pthread -o "$PROGRAM" \
-    $(printf -- '-DNO_%s ' FP8 MUON LAMB CHECKPOINT PROFILE TEXT CHOICES HOPPER)) 2>"$work/stderr"
+    $(printf -- '-DNO_%s ' FP8 MUON LAMB CHECKPOINT PROFILE TEXT CHOICES AVERAGE GRAPH IMPORT HOPPER)) 2>"$work/stderr"
 verdict 'it compiles' "$(cat "$work/stderr")"
 run "${TINY[@]}" -v 3 -o "$work/without"
 why=${why:-$(ended_with 0)}

@@ -33,6 +33,12 @@ static const RoomFlag ROOMS_LEFT_OUT[] = {
     {"--profile", NULL, "profile"},
     {"--profile-energy", NULL, "profile"},
 #endif
+#ifdef NO_AVERAGE
+    {"--ema", NULL, "average"},
+#endif
+#ifdef NO_GRAPH
+    {"--graph", "1", "graph"},
+#endif
 #ifdef NO_CHOICES
     {"--hellaswag", NULL, "choices"},
     {"--choices", NULL, "choices"},

@@ -4,7 +4,7 @@
 #define LLMC_CHECKPOINT_MODEL_CARD_H
 
 #include "llmc/checkpoint/checkpoint.h"
-#include "llmc/run/hub.h"
+#include "llmc/import/room.h"
 #include "llmc/run/state.h"
 
 // The commit of the sources, from the Makefile. A build that compiles nothing keeps the commit of the last compilation.

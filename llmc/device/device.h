@@ -122,7 +122,7 @@ typedef struct {
     AttentionPath attention;           // as requested; cases that flash does not support are materialized
     int attention_told;                // 1: the message about materialized attention was printed
     struct BatchPlans* batch_plans;    // created on first use (cublaslt.cuh)
-    int is_captured;                   // 1: launches are captured in a graph, and run later (run/step_graph.h)
+    int is_captured;                   // 1: launches are captured in a graph, and run later (graph/step_graph.h)
     uint64_t captured_algorithms;      // hash of the algorithms of the captured matmuls
     void** outgrown;                   // [outgrown_count] replaced scratch that captured launches still use
     int outgrown_count;

@@ -60,11 +60,8 @@ static inline void find_model(const char* source, char** directory, char** weigh
 // The same for an llm.c checkpoint, a .bin file. Returns the model's sizes as a descriptor, or NULL if `source` is
 // something else.
 static inline char* find_llmc_model(const char* source, char** directory, char** weights) {
-    LlmcWeights w;
     if (!tensors_are_llmc(source) || is_directory(source)) return NULL;
-    llmc_weights_open(&w, source);
-    char* sizes = xprintf("L=%d,C=%d,NH=%d,V=%d,T=%d", w.L, w.C, w.NH, w.V, w.T);
-    llmc_weights_close(&w);
+    char* sizes = llmc_model_sizes(source);
     *directory = directory_of(source);
     *weights = xprintf("%s", source);
     return sizes;

@@ -19,7 +19,6 @@
 #include "llmc/base/process.h"
 #include "llmc/base/rooms.h"
 #include "llmc/run/find_files.h"
-#include "llmc/run/hub.h"
 #include "llmc/run/recipe.h"
 #include "llmc/run/step.h"
 

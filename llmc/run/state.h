@@ -4,15 +4,16 @@
 
 #include <signal.h>
 
+#include "llmc/average/room.h"
 #include "llmc/base/log.h"
 #include "llmc/base/run_lock.h"
 #include "llmc/device/readback.h"
+#include "llmc/graph/room.h"
 #include "llmc/model/tokenizer_files.h"
 #include "llmc/ops/matmul/matmul.h"
-#include "llmc/optim/weight_average.h"
+#include "llmc/optim/model_buffers.h"
 #include "llmc/profile/room.h"
 #include "llmc/run/settings.h"
-#include "llmc/run/step_graph.h"
 #include "llmc/text/room.h"
 
 enum { STEP_LOSSES = 2, LOCK_IS_LOST = -1 };

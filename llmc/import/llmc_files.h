@@ -7,8 +7,8 @@
  *
  * The files do not state that the model has pre-layernorm blocks, a tied head, tanh-GELU and an epsilon of 1e-5.
  * Checkpoints from before the vocabulary had padding are refused: [7] is 0 there. */
-#ifndef LLMC_DATA_LLMC_FILES_H
-#define LLMC_DATA_LLMC_FILES_H
+#ifndef LLMC_IMPORT_LLMC_FILES_H
+#define LLMC_IMPORT_LLMC_FILES_H
 
 #include "llmc/base/util.h"
 

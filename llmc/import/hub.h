@@ -5,8 +5,8 @@
  *   CACHE/models--ORGANIZATION--MODEL/snapshots/COMMIT/      its files
  *
  * CACHE is $HF_HUB_CACHE, else $HF_HOME/hub, else $XDG_CACHE_HOME/huggingface/hub, else ~/.cache/huggingface/hub. */
-#ifndef LLMC_RUN_HUB_H
-#define LLMC_RUN_HUB_H
+#ifndef LLMC_IMPORT_HUB_H
+#define LLMC_IMPORT_HUB_H
 
 #include "llmc/base/util.h"
 

@@ -7,8 +7,8 @@
  * dtypes     average and master real, params and kept floatX; n elements each. master may be NULL.
  * numerics   in real; with rate 1 an average of 0 becomes exactly w. exchange rounds to nearest.
  * bytes      per element: update 2 sizeof(real) and the bytes of w, exchange sizeof(real) + 3 sizeof(floatX) */
-#ifndef LLMC_OPS_AVERAGE_H
-#define LLMC_OPS_AVERAGE_H
+#ifndef LLMC_AVERAGE_AVERAGE_H
+#define LLMC_AVERAGE_AVERAGE_H
 
 #include "llmc/device/cuda_utils.cuh"
 #include "llmc/device/scope.h"

@@ -10,8 +10,8 @@
  *
  * The first steps, which choose algorithms and allocate scratch, run without a graph, and so does everything outside of
  * steps: validation, checkpoints, samples. */
-#ifndef LLMC_RUN_STEP_GRAPH_H
-#define LLMC_RUN_STEP_GRAPH_H
+#ifndef LLMC_GRAPH_STEP_GRAPH_H
+#define LLMC_GRAPH_STEP_GRAPH_H
 
 #include "llmc/device/device.h"
 #include "llmc/run/settings.h"

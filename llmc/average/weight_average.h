@@ -6,10 +6,10 @@
  * mean over all steps from `start` on (tail averaging). Each rank averages the shard that its optimizer updates
  * (Optimizer.average, saved with the moments). The average is swapped in for the parameters to evaluate it and to save
  * it as a separate model. */
-#ifndef LLMC_OPTIM_WEIGHT_AVERAGE_H
-#define LLMC_OPTIM_WEIGHT_AVERAGE_H
+#ifndef LLMC_AVERAGE_WEIGHT_AVERAGE_H
+#define LLMC_AVERAGE_WEIGHT_AVERAGE_H
 
-#include "llmc/ops/average.h"
+#include "llmc/average/average.h"
 #include "llmc/optim/model_buffers.h"
 
 typedef struct {
