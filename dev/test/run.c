@@ -107,6 +107,7 @@ static int test_flock(int fd, int how) {
 #define group_barrier test_barrier
 #define group_any test_any
 #define group_exit test_exit
+#define group_die test_die
 
 enum { TEST_RANKS = 4, TEST_BYTES = 1 << 16 };
 
@@ -151,6 +152,15 @@ __attribute__((noreturn)) static inline void test_exit(const ProcessGroup* group
     fflush(stdout);
     test_barrier(group);
     exit(status);
+}
+
+__attribute__((format(printf, 3, 4), noreturn)) static inline void test_die(const ProcessGroup* group, int status,
+                                                                            const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    if (group->rank == 0) fputs("error: ", stderr), vfprintf(stderr, format, args), fputs("\n", stderr);
+    va_end(args);
+    test_exit(group, status);
 }
 
 #include "apps/use/embed.h"
