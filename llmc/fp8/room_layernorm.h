@@ -1,4 +1,6 @@
 /* What layernorm.h sees of fp8: room.h without the rest, which builds on layernorm's neighbours. */
+#include "llmc/ops/layernorm/layernorm.h"  // before the guard: it includes this file
+
 #ifndef LLMC_FP8_ROOM_LAYERNORM_H
 #define LLMC_FP8_ROOM_LAYERNORM_H
 
