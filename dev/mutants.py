@@ -81,6 +81,7 @@ TESTS = {
     "ladder": (["build/profile_page.inc"], ["bash", "dev/test/ladder.sh"]),
     "exercises": (["build/profile_page.inc"], ["bash", "dev/test/exercises.sh"]),
     "one_file": (["train_gpt2"] + DATA, ["bash", "dev/test/one_file.sh", "./train_gpt2"]),
+    "rooms": (["train_gpt2"] + DATA, ["bash", "dev/test/rooms.sh", "./train_gpt2"]),
     "losses_bert": (["train_bert", "use_bert", "finetune_bert"] + DATA, ["bash", "dev/test/losses.sh", "./train_bert"]),
     "scripts": (["train_gpt2", "train_bert"] + DATA, ["bash", "-c", '"${PYTHON:-python3}" dev/test/scripts.py ./train_gpt2 ./train_bert']),
     "sweep": (["train_gpt2"] + DATA, ["bash", "dev/test/sweep.sh", "./train_gpt2"]),

@@ -31,4 +31,9 @@ without lamb --optimizer lamb
 without checkpoint --resume 1
 without profile --profile 2
 without choices --choices set.bin
+without average --ema 0.9
+without graph --graph 1
+touch "$work/model.bin"
+refused "-e llm.c's file" 2 '^error: .*model.bin: built without import$' "${TINY[@]:2}" -v 0 -e "$work/model.bin" -o "$work/out"
+refused '-e hub:NAME' 2 '^error: -e hub:a/b: built without import$' "${TINY[@]:2}" -v 0 -e hub:a/b -o "$work/out"
 finish
