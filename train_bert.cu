@@ -626,17 +626,31 @@ static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
 // ---------------------------------------------------------------------------------------------------------
 // Validation and samples
 
-// Evaluate this rank's share of the held-out text. Log the means over all ranks, or print them if `log` is NULL. A
-// signal to any rank ends the validation without a result.
-static void validate(Run* r, Model* m, MlmSource* data, const MultipleChoice* set, Log* log) {
+// Evaluate this rank's share of the held-out text, or of a set of clozes, and log the means over all ranks. A signal to
+// any rank ends the evaluation without a result.
+static void evaluate_text(Run* r, const MultipleChoice* set) {
+    Model* m = &((Trainer*)r)->model;
+    MlmSource* data = &((Trainer*)r)->data;
     MlmEvaluation e = mlm_evaluation_begin(r, data, set, m->B);
     while (mlm_evaluation_next(&e, r, data, (int)stop_signal))
         evaluate_batch(m, &e.in, (MlmScales){.masked = 1, .next = 1}, e.share.mode, &r->ctx);
-    mlm_evaluation_end(&e, r, log, m->a.loss, m->a.correct, m->config.next);
+    mlm_evaluation_end(&e, r, m->a.loss, m->a.correct, m->config.next);
+}
+
+static void validate(Run* r) { evaluate_text(r, NULL); }
+
+// All sets whose scores the log lacks. A new model has nothing to score.
+static void validate_choices(Run* r) {
+    const MultipleChoiceSets* s = &((Trainer*)r)->mlm.choices;
+    for (int i = 0; i < s->count && r->step > 0; i++)
+        if (!run_has_result(r, s->set[i].key)) evaluate_text(r, &s->set[i]);
 }
 
 // Predict the masked tokens of a held-out sequence, show them, and save them in OUT/sample.txt.
-static void sample(Run* r, Model* m, MlmSource* data) {
+static void sample(Run* r) {
+    Model* m = &((Trainer*)r)->model;
+    MlmSource* data = &((Trainer*)r)->data;
+    if (r->group.rank > 0) return;
     mlm_batch_build(&data->batches[0], &data->val, 0, 1);
     MlmInput in = mlm_load(&data->loader, &data->batches[0], &r->ctx);
     forward(m, &in, &r->ctx);
@@ -699,23 +713,22 @@ static void trainer_close(Trainer* t) {
 int main(int argc, char** argv) {
     static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
-    Model* m = &t->model;
-    MlmSource* data = &t->data;
-    MultipleChoiceSets* choices = &t->mlm.choices;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
-    double most = (double)m->T * run_step_sequences(r);  // tokens in a step
-    for (int v = run_begin(r, data->train.text.files.tokens, "at most ", most); v; v = run_average(r))
-        validate(r, m, data, NULL, &r->log);
-    for (int i = multiple_choice_first_missing(choices, r); i < choices->count; i++)
-        validate(r, m, data, &choices->set[i], &r->log);
+    int val_every = r->has_val ? r->settings.val_every : 0;
+    const DueWork due[] = {
+        {val_every, run_report_fp8},
+        {val_every, validate, "val_loss"},
+        {val_every, validate, "ema_val_loss", 1},
+        {t->mlm.choices.every, validate_choices, multiple_choice_last_key(&t->mlm.choices)},
+        {r->has_val ? t->mlm.sample_every : 0, sample},
+        {r->settings.checkpoint_every, run_save},
+    };
+    run_begin(r, due, COUNT_OF(due), t->data.train.text.files.tokens, "at most ",
+              (double)t->model.T * run_step_sequences(r));
     while (run_next_step(r, (int)stop_signal)) {
-        train_step(r, m, data, (LossMean)t->mlm.loss_mean);
-        int text = r->has_val && run_is_due(r, t->mlm.sample_every, 1);
-        int scores = run_is_due(r, choices->every, 1) ? choices->count : 0;
-        for (int v = run_end_step(r, scores || text); v; v = run_average(r)) validate(r, m, data, NULL, &r->log);
-        for (int i = 0; i < scores; i++) validate(r, m, data, &choices->set[i], &r->log);
-        if (text && r->group.rank == 0) sample(r, m, data);
+        train_step(r, &t->model, &t->data, (LossMean)t->mlm.loss_mean);
+        run_end_step(r);
     }
     run_end(r, "BERT training");
     trainer_close(t);

@@ -517,9 +517,11 @@ static int has_dropout(const Config* c) {
     return c->embedding_dropout > 0 || c->attention_dropout > 0 || c->residual_dropout > 0;
 }
 
-// Evaluate this rank's share of the held-out text. Log the loss over all ranks, or print it if `log` is NULL. A signal
-// to any rank ends the validation without a result.
-static void validate(Run* r, Model* m, LmData* data, Log* log) {
+// Evaluate this rank's share of the held-out text, and log the loss over all ranks. A signal to any rank ends the
+// validation without a result.
+static void validate(Run* r) {
+    Model* m = &((Trainer*)r)->model;
+    LmData* data = &((Trainer*)r)->data;
     ValShare share = val_share(r->settings.val_batches, batch_lm_windows(&data->val), m->B, &r->group);
     double scale = 1.0 / lm_data_targets(&data->val, 0, share.sequences);
     while (run_next_val(r, &share, (int)stop_signal)) {
@@ -527,7 +529,7 @@ static void validate(Run* r, Model* m, LmData* data, Log* log) {
         lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->val, share.first, &r->ctx);
         evaluate_batch(m, share.count, scale, share.mode, &r->ctx);
     }
-    run_show_validation(r, log, share.count ? model_loss(m, &r->ctx) : 0, &share);
+    run_show_validation(r, share.count ? model_loss(m, &r->ctx) : 0, &share);
     if (!share.is_stopped && !has_dropout(&m->config)) val_entropy_print(&data->val_entropy, share.sequences, m->T);
 }
 
@@ -543,7 +545,7 @@ static void evaluate_endings(Model* m, MultipleChoiceEvaluation* e, const Sequen
 }
 
 // Like validate(), for one multiple-choice set.
-static void validate_choices(Run* r, Model* m, const MultipleChoice* set, Log* log) {
+static void score_choices(Run* r, Model* m, const MultipleChoice* set) {
     MultipleChoiceEvaluation e;
     multiple_choice_evaluation_open(&e, set, m->N, m->T, &r->group, &r->ctx);
     for (Sequences s; !stop_signal && multiple_choice_load(&e, m->in.inputs, m->in.targets, &s, &r->ctx);) {
@@ -552,14 +554,23 @@ static void validate_choices(Run* r, Model* m, const MultipleChoice* set, Log* l
     }
     MultipleChoiceResult result = multiple_choice_result(&e, &r->group);
     multiple_choice_evaluation_close(&e);
-    if (!group_any(&r->group, stop_signal != 0)) multiple_choice_show(r, log, set, result);
+    if (!group_any(&r->group, stop_signal != 0)) multiple_choice_show(r, set, result);
 }
 
-// Print a text of `tokens` tokens by the model, from the start of a document, and save it in OUT/sample.txt. A signal
-// ends it early. Each token takes a forward pass over the text, of which the model sees its T positions: a text that
-// exceeds them loses a quarter. apps/use_gpt2.cu keeps keys and values instead, and takes a prompt.
-static void sample(Run* r, Model* m, int tokens) {
-    const int V = m->config.V, T = m->T;
+// The same for all sets whose scores the log lacks. A new model has nothing to score.
+static void validate_choices(Run* r) {
+    const MultipleChoiceSets* s = &((Trainer*)r)->choices;
+    for (int i = 0; i < s->count && r->step > 0; i++)
+        if (!run_has_result(r, s->set[i].key)) score_choices(r, &((Trainer*)r)->model, &s->set[i]);
+}
+
+// Print a text by the model, from the start of a document, and save it in OUT/sample.txt. A signal ends it early. Each
+// token takes a forward pass over the text, of which the model sees its T positions: a text that exceeds them loses a
+// quarter. apps/use_gpt2.cu keeps keys and values instead, and takes a prompt.
+static void sample(Run* r) {
+    Model* m = &((Trainer*)r)->model;
+    const int V = m->config.V, T = m->T, tokens = ((Trainer*)r)->sample_tokens;
+    if (r->group.rank > 0) return;
     int begin = 0, count = 1, *text = (int*)xmalloc(((size_t)tokens + 1) * sizeof(int));
     uint64_t key = rng_stream((uint64_t)r->settings.seed, (uint64_t)r->step, 0, SITE_SAMPLE);
     HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
@@ -668,22 +679,21 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
 int main(int argc, char** argv) {
     static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
-    Model* m = &t->model;
-    const MultipleChoiceSets* choices = &t->choices;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
-    double tokens = step_work(m, run_step_sequences(r)).tokens;
-    for (int v = run_begin(r, t->data.train_shards.tokens, "", tokens); v; v = run_average(r))
-        validate(r, m, &t->data, &r->log);
-    for (int i = multiple_choice_first_missing(choices, r); i < choices->count; i++)
-        validate_choices(r, m, &choices->set[i], &r->log);
+    int val_every = r->has_val ? r->settings.val_every : 0;
+    const DueWork due[] = {
+        {val_every, run_report_fp8},
+        {val_every, validate, "val_loss"},
+        {val_every, validate, "ema_val_loss", 1},
+        {t->choices.every, validate_choices, multiple_choice_last_key(&t->choices)},
+        {t->sample_every, sample},
+        {r->settings.checkpoint_every, run_save},
+    };
+    run_begin(r, due, COUNT_OF(due), t->data.train_shards.tokens, "", (double)t->model.T * run_step_sequences(r));
     while (run_next_step(r, (int)stop_signal)) {
-        train_step(r, m, &t->data);
-        int scores = run_is_due(r, choices->every, 1) ? choices->count : 0;
-        int text = run_is_due(r, t->sample_every, 1);
-        for (int v = run_end_step(r, scores || text); v; v = run_average(r)) validate(r, m, &t->data, &r->log);
-        for (int i = 0; i < scores; i++) validate_choices(r, m, &choices->set[i], &r->log);
-        if (text && r->group.rank == 0) sample(r, m, t->sample_tokens);
+        train_step(r, &t->model, &t->data);
+        run_end_step(r);
     }
     run_end(r, "GPT-2 training");
     trainer_close(t);

@@ -273,9 +273,9 @@ static void train_step(Run* r, TaskModel* m, MlmSource* data) {
 
 // Evaluate this rank's share of the held-out examples. Log the scores over all ranks, or print them if `log` is NULL. A
 // signal to any rank ends the validation without a result.
-static void validate(Trainer* t, Log* log) {
+static void validate(Run* r) {
+    Trainer* t = (Trainer*)r;
     TaskModel* m = &t->model;
-    Run* r = &t->run;
     TaskEvaluation e;
     TaskOutputs outputs = {.task = m->task, .K = m->K, .Kp = m->Kp, .logits = m->a.logits};
     task_evaluation_begin(&e, &t->examples, &t->data.batches[0], m->encoder.B, r->settings.val_batches, &r->group);
@@ -284,7 +284,7 @@ static void validate(Trainer* t, Log* log) {
         forward_task(m, &in, &r->ctx);
         task_evaluation_take(&e, outputs, &r->ctx);
     }
-    task_evaluation_end(&e, t->task.predictions, r, log);
+    task_evaluation_end(&e, t->task.predictions, r);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -364,14 +364,17 @@ int main(int argc, char** argv) {
     trainer_open(t, argc, argv);
     if (r->settings.evaluate) {
         process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
-        validate(t, NULL);
+        validate(r);
     } else {
         uint64_t tokens = e->begin[e->count];
         double step_tokens = (double)tokens / e->count * run_step_sequences(r);
-        if (run_begin(r, tokens, "about ", step_tokens)) validate(t, &r->log);
+        int val_every = r->has_val ? r->settings.val_every : 0;
+        const DueWork due[] = {
+            {val_every, run_report_fp8}, {val_every, validate, "val_loss"}, {r->settings.checkpoint_every, run_save}};
+        run_begin(r, due, COUNT_OF(due), tokens, "about ", step_tokens);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(r, &t->model, &t->data);
-            if (run_end_step(r, 0)) validate(t, &r->log);
+            run_end_step(r);
         }
         run_end(r, "BERT fine-tuning");
     }

@@ -100,8 +100,8 @@ static void generate(Run* r, Model* m, Generation* g, const GenerateSettings* s)
 // --evaluate: print the loss on the held-out text and the scores of the sets.
 static void evaluate(Trainer* t) {
     process_on_stop(SIG_DFL);  // a signal may end the process at once: nothing is written
-    if (t->run.has_val) validate(&t->run, &t->model, &t->data, NULL);
-    for (int i = 0; i < t->choices.count; i++) validate_choices(&t->run, &t->model, &t->choices.set[i], NULL);
+    if (t->run.has_val) validate(&t->run);
+    for (int i = 0; i < t->choices.count; i++) score_choices(&t->run, &t->model, &t->choices.set[i]);
 }
 
 // --explain: run the text forward and backward. Then apply the head to the input of each layer (the logit lens).

@@ -19,8 +19,7 @@ static void close_data(Trainer* t);
 static Config config_from_settings(const Trainer* t);                   // the model that -e describes
 static Text config_text(const Trainer* t);                              // its config.json
 static void train_samples(Trainer* t, uint64_t epoch, uint64_t first);  // a step from number `first` of the epoch on
-static void validate(Trainer* t,
-                     Log* log);  // score the held-out data; print the result, and log it unless `log` is NULL
+static void validate(Run* r);  // score the held-out data, and log the result; with --evaluate print it
 
 // ---------------------------------------------------------------------------------------------------------
 // Settings and startup
@@ -129,13 +128,14 @@ static int recommender_main(int argc, char** argv, const char* usage, const char
     trainer_open(t, argc, argv, usage);
     if (r->settings.evaluate) {
         process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
-        validate(t, NULL);
+        validate(r);
     } else {
-        run_begin(r, t->samples, "", r->settings.B);
-        if (run_lacks_validation(r, score)) validate(t, &r->log);
+        const DueWork due[] = {{r->has_val ? r->settings.val_every : 0, validate, score},
+                               {r->settings.checkpoint_every, run_save}};
+        run_begin(r, due, COUNT_OF(due), t->samples, "", r->settings.B);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(t);
-            if (run_end_step(r, 0)) validate(t, &r->log);
+            run_end_step(r);
         }
         run_end(r, what);
     }

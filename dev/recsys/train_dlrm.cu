@@ -227,8 +227,8 @@ static void train_samples(Trainer* t, uint64_t epoch, uint64_t first) {
 }
 
 // The loss and the AUC of the held-out samples.
-static void validate(Trainer* t, Log* log) {
-    Run* r = &t->run;
+static void validate(Run* r) {
+    Trainer* t = (Trainer*)r;
     Model* m = &t->model;
     const Clicks* data = &t->data;
     double loss = 0, *logits = (double*)xmalloc((size_t)m->B * sizeof *logits);
@@ -254,7 +254,7 @@ static void validate(Trainer* t, Log* log) {
         log_put(&extra, "auc", auc, 8);
         if (!data->records) log_put(&extra, "true_auc", best, 8);
         json_put_integer(&extra, "held_out", (int64_t)data->held_out);
-        if (log) log_validation(log, r->step, r->last, loss / (double)data->held_out, extra.text);
+        if (!r->settings.evaluate) log_validation(&r->log, r->step, r->last, loss / (double)data->held_out, extra.text);
         printf("AUC %.5f of %llu held-out samples", auc, (unsigned long long)data->held_out);
         if (data->records) printf("\n");
         else printf("; the true logit's is %.5f\n", best);

@@ -253,26 +253,24 @@ static inline void multiple_choice_print(const MultipleChoice* set, MultipleChoi
     printf(" (%.0f examples)\n", r.examples);
 }
 
-// Write a line to the log and the terminal; without a log only to the terminal.
-static inline void multiple_choice_show(const Run* r, Log* log, const MultipleChoice* set,
-                                        MultipleChoiceResult result) {
+// Write a line to the log and the terminal; with --evaluate only to the terminal.
+static inline void multiple_choice_show(Run* r, const MultipleChoice* set, MultipleChoiceResult result) {
     char name[32], key[48];
     multiple_choice_name(set, name);
     snprintf(key, sizeof key, "a loss on %s", name);
     if (result.not_finite > 0) run_check_finite(r, key, NAN);
-    if (log) log_print_step(r->step, r->last);
+    if (!r->settings.evaluate) log_print_step(r->step, r->last);
     multiple_choice_print(set, result);
     fflush(stdout);
-    if (!log) return;
+    if (r->settings.evaluate) return;
     Text t = {NULL, 0, 0};
     text_append(&t, "{", 1);
     json_put_integer(&t, "step", r->step);
-    snprintf(key, sizeof key, "%s_acc", name);
-    log_put(&t, key, result.acc, 6);
+    log_put(&t, set->key, result.acc, 6);
     snprintf(key, sizeof key, result.is_cloze ? "%s_perplexity" : "%s_acc_norm", name);
     log_put(&t, key, result.is_cloze ? result.perplexity : result.acc_norm, 6);
     text_append(&t, "}", 1);
-    log_line(log, &t);
+    log_line(&r->log, &t);
     free(t.text);
 }
 
@@ -286,17 +284,9 @@ typedef struct {
     MultipleChoice* set;  // [count]
 } MultipleChoiceSets;
 
-// The first set whose results are due before this process's first step (run_is_missing). Those of all later sets
-// are also due. s->count: none.
-static inline int multiple_choice_first_missing(const MultipleChoiceSets* s, const Run* r) {
-    char name[32], key[48];
-    int i = r->step > 0 ? 0 : s->count;
-    for (; i < s->count; i++) {
-        multiple_choice_name(&s->set[i], name);
-        snprintf(key, sizeof key, "%s_acc", name);
-        if (run_is_missing(r, s->every, key)) break;
-    }
-    return i;
+// The key of the last set's score in log.jsonl; NULL without sets.
+static inline const char* multiple_choice_last_key(const MultipleChoiceSets* s) {
+    return s->count ? s->set[s->count - 1].key : NULL;
 }
 
 // Append the rows of the settings. Returns the new count.
@@ -326,6 +316,7 @@ static inline void multiple_choice_sets_open(MultipleChoiceSets* s, int V, int T
         multiple_choice_open(set, path, V);
         multiple_choice_fit(set, T, group->rank == 0);
         multiple_choice_name(set, name);
+        snprintf(set->key, sizeof set->key, "%s_acc", name);
         for (int i = 0; i < s->count; i++) {
             multiple_choice_name(&s->set[i], other);
             if (strcmp(name, other) == 0)

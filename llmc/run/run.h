@@ -7,10 +7,9 @@
  *   run_check_ranks   check that all ranks train the same model on the same data
  *   run_init_model    allocate the model's buffers and the optimizer, and set the weights
  *   run_begin         open the log. From here on the run writes files
- *   run_next_step     save a checkpoint if one is due. If another step follows, the trainer launches it (step.h):
+ *   run_next_step     whether another step follows. The trainer launches it (step.h):
  *     run_begin_step, run_next_micro_batch, run_capture, run_all_reduce, run_update, run_log
- *   run_end_step      read and log results. Then the trainer does what else is due, such as validation (evaluate.h),
- *                     which run_average() repeats for the average of the weights
+ *   run_end_step      read and log results. Then do what is due by the trainer's table, such as validation (evaluate.h)
  *   run_end           the last results, the last checkpoint, the plot
  *   run_close */
 #ifndef LLMC_RUN_RUN_H
@@ -345,17 +344,15 @@ static inline void run_open_directory(Run* r) {
 }
 
 // From here on the run writes files. Prints the first line, with the number of training tokens (`tokens`) and of tokens
-// in a step over all ranks (`step_tokens`), which `about` qualifies. Returns 1 if log.jsonl lacks a validation that is
-// due. If it is only that of the average of the weights, the average is swapped in.
-static inline int run_begin(Run* r, uint64_t tokens, const char* about, double step_tokens) {
+// in a step over all ranks (`step_tokens`), which `about` qualifies. `due`: what is due every N steps, until the end.
+static inline void run_begin(Run* r, const DueWork* due, size_t count, uint64_t tokens, const char* about,
+                             double step_tokens) {
     run_open_directory(r);
     run_begin_steps(r);
     run_print_start(r, tokens, about, step_tokens);
-    r->is_paused = 1;
-    // A run that was killed may lack the last validation and the average of the last checkpoint, which follows it.
-    r->average.saved = -1;
-    r->average.shown = run_lacks_validation(r, "ema_val_loss") ? -1 : r->step;
-    return run_lacks_validation(r, "val_loss") || run_average(r);
+    r->due = due, r->due_count = (int)count;
+    r->average.saved = -1;  // a run that was killed may lack the average of the last checkpoint, which follows it
+    run_catch_up(r);
 }
 
 // Report how the run ended, after the last save. Ends with FAILED if the save failed. All ranks call it.
@@ -380,7 +377,8 @@ static inline void run_end(Run* r, const char* title) {
     Profiler* profiler = &r->steps.profiler;
     run_finish_steps(r, 0);
     group_begin_work(&r->group);
-    int failed = run_save(r) != 0 || run_finish_save(r) != 0;
+    run_save(r);
+    int failed = run_finish_save(r) != 0 || r->save_failed;
     log_write_svg(&r->log, title);
     int is_measured = profiler_measure_ops(profiler, &r->group, &r->ctx);
     ProfiledRun run = run_profiled(r);

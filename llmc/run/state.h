@@ -51,7 +51,18 @@ typedef struct {
     NvtxRanges ranges;
 } Steps;
 
+typedef struct Run Run;
+
+// Work that is due every `every` steps (0: never), and after the run's last step. All ranks do it.
 typedef struct {
+    int every;
+    void (*work)(Run* r);  // r is the first member of the program's Trainer
+    const char*
+        result;      // its key in log.jsonl: a process that starts does the work if the log lacks it; NULL: not then
+    int of_average;  // 1: with the average of the weights (--ema) in the place of the weights, if there is one
+} DueWork;
+
+struct Run {
     Settings settings;
     Flag flags[MAX_FLAGS];
     int flag_count;
@@ -94,9 +105,10 @@ typedef struct {
     int shares_plans;     // all ranks use the matmul algorithms that rank 0 chose
     Best best;
     WeightAverage average;
-    int checkpoint_is_due;  // after the step that just ended
-    int is_paused;          // exclude the time until the next step from that step
-} Run;
+    const DueWork* due;  // [due_count] in the order in which it is done
+    int due_count;
+    int save_failed;  // the last checkpoint
+};
 
 // ---------------------------------------------------------------------------------------------------------
 // The run's directory

@@ -304,47 +304,37 @@ static inline int run_end_profiled_step(Run* r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Between steps
+// Between steps: work that is due
 
-// Whether something is due now: every `every` steps (0: never), and with `at_end` also after the run's last step.
-static inline int run_is_due(const Run* r, int every, int at_end) {
-    return every > 0 && (r->step % every == 0 || (at_end && r->step == r->last));
+static inline int run_is_due(const Run* r, const DueWork* d) {
+    return d->every > 0 && (r->step % d->every == 0 || r->step == r->last);
 }
 
-// Whether a result with key `key` in log.jsonl is due before the first step of this process. It is due only if the log
-// lacks it, as in a new run, or if a signal interrupted it. All ranks call it.
-static inline int run_is_missing(const Run* r, int every, const char* key) {
-    return group_any(&r->group, r->group.rank == 0 && run_is_due(r, every, 1) && !log_has(&r->log, key));
+// Whether the log has a result of this step. All ranks call it.
+static inline int run_has_result(const Run* r, const char* key) {
+    return group_any(&r->group, r->group.rank == 0 && log_has_result(&r->log, key, r->step));
 }
 
-// The same for a validation.
-static inline int run_lacks_validation(const Run* r, const char* key) {
-    return r->has_val && run_is_missing(r, r->settings.val_every, key);
+static inline void run_do(Run* r, const DueWork* d) {
+    int exchanges = d->of_average;
+    if (exchanges && !weight_average_is_on(&r->average, r->step)) return;
+    if (exchanges) weight_average_exchange(&r->average, r->buffers, &r->optimizer, &r->ctx);
+    d->work(r);
+    if (exchanges) weight_average_exchange(&r->average, r->buffers, &r->optimizer, &r->ctx);
 }
 
-// Read and log the results of all launched steps, or of all but the last. `pauses`: 1 if something other than a step
-// and validation follows, which takes time and needs a complete log. Returns whether a validation is due.
-static inline int run_end_step(Run* r, int pauses) {
-    int profile = r->steps.profiler.count && run_end_profiled_step(r);
-    int validation = r->has_val && run_is_due(r, r->settings.val_every, 1);
-    if (r->writer->phase != WRITER_IDLE) writer_poll(r->writer);  // a checkpoint is written in the background
-    r->checkpoint_is_due = run_is_due(r, r->settings.checkpoint_every, 0);
-    r->is_paused = profile || pauses || validation || r->checkpoint_is_due;
-    run_finish_steps(r, r->is_paused || r->step == r->end ? 0 : READBACK_LAG);
-    if (r->is_paused) group_begin_work(&r->group);
-    if (validation) fp8_report(&r->buffers->fp8, &r->group, &r->log, r->step, &r->ctx);
-    return validation;
-}
+// Work of a table: the statistics of --fp8, which precede a validation.
+static inline void run_report_fp8(Run* r) { fp8_report(&r->buffers->fp8, &r->group, &r->log, r->step, &r->ctx); }
 
-// Save the model and the optimizer. Returns 0, -1 after a warning.
-static inline int run_save(Run* r) {
+// Save the model and the optimizer. A failure is only a warning here, and a status in r->save_failed.
+static inline void run_save(Run* r) {
     WeightAverage* average = &r->average;
     grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);  // the other ranks' parameters are on their way
     const char* val = r->settings.val_every ? r->val_pattern : NULL;
     Text card = model_card(r, val, 0);
-    int result = run_save_checkpoint(r, card.text);
+    r->save_failed = run_save_checkpoint(r, card.text) != 0;
     free(card.text);
-    if (!weight_average_is_on(average, r->step) || average->saved == r->step) return result;
+    if (!weight_average_is_on(average, r->step) || average->saved == r->step) return;
     average->saved = r->step;
     weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
     grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);
@@ -352,7 +342,34 @@ static inline int run_save(Run* r) {
     run_save_average(r, card.text);
     free(card.text);
     weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
-    return result;
+}
+
+// Before the first step of this process: do the due work whose results the log lacks, as that of a new run does, or of
+// one that a signal or a kill has ended too early. A checkpoint that exists is saved again, with the results.
+static inline void run_catch_up(Run* r) {
+    int found = 0;
+    for (const DueWork* d = r->due; d < r->due + r->due_count; d++) {
+        if (!d->result || !run_is_due(r, d) || run_has_result(r, d->result)) continue;
+        run_do(r, d);
+        found |= run_has_result(r, d->result);
+    }
+    if (found && r->writer->step == r->step) r->writer->step = -1, run_save(r);
+    run_restart_clock(r);
+}
+
+// Read and log the results of all launched steps, or of all but the last if nothing is due. Then do what is due, which
+// takes time and needs a complete log.
+static inline void run_end_step(Run* r) {
+    int pauses = r->steps.profiler.count && run_end_profiled_step(r);
+    if (r->writer->phase != WRITER_IDLE) writer_poll(r->writer);  // a checkpoint is written in the background
+    for (const DueWork* d = r->due; d < r->due + r->due_count; d++) pauses |= run_is_due(r, d);
+    run_finish_steps(r, pauses || r->step == r->end ? 0 : READBACK_LAG);
+    if (!pauses) return;
+    group_begin_work(&r->group);
+    for (const DueWork* d = r->due; d < r->due + r->due_count; d++)
+        if (run_is_due(r, d)) run_do(r, d);
+    if (r->settings.keep_best && r->best.step == r->step) run_save(r);
+    run_restart_clock(r);
 }
 
 // The first of the ranks' reasons to stop.
@@ -365,26 +382,15 @@ static inline int run_gather_stop(const Run* r, int stop) {
     return first;
 }
 
-// Whether all ranks stop now: a rank received a signal (`signal`; 0: this one did not). Ends the run if another run has
-// locked OUT.
-static inline int run_must_stop(Run* r, int signal) {
+// Whether another step follows. A `signal` to any rank (0: none to this one) ends the run, and so does another run that
+// has locked OUT. All ranks call it.
+static inline int run_next_step(Run* r, int signal) {
+    if (r->step >= r->end) return 0;
     int stop = r->lock.path && run_lock_check(&r->lock) != 0 ? LOCK_IS_LOST : signal;
     if (r->group.size > 1) stop = run_gather_stop(r, stop);
     if (stop == LOCK_IS_LOST) checkpoint_die(&r->group, FAILED, RUN_LOCK_LOST, r->settings.out);
     if (!r->stop) r->stop = stop;
-    return r->stop != 0;
-}
-
-// Save a checkpoint if one is due. Returns whether another step follows. A `signal` (0: none) ends the run. All ranks
-// call it.
-static inline int run_next_step(Run* r, int signal) {
-    // A resumed run made up a validation that a signal had ended: its checkpoint is saved again, with the result.
-    if (r->writer->step == r->step && group_any(&r->group, log_has_late_result(&r->log, r->step)))
-        r->writer->step = -1, r->checkpoint_is_due = 1;
-    if (r->checkpoint_is_due || (r->settings.keep_best && r->best.step == r->step && r->step > 0)) run_save(r);
-    if (r->is_paused) run_restart_clock(r);
-    r->checkpoint_is_due = r->is_paused = 0;
-    if (r->step >= r->end || run_must_stop(r, signal)) return 0;
+    if (r->stop) return 0;
     if (r->group.size > 1) group_begin_step(&r->group, r->step + 1);
     if (r->steps.profiler.count) run_begin_profiled_step(r);
     return 1;
