@@ -606,16 +606,20 @@ static void on_signal(int number) { stop_signal = number; }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
+    Context* ctx = &r->ctx;
     StepLosses losses = {
         .count = m->config.next ? 2 : 1, .values = {&m->a.loss[0], &m->a.loss[1]}, .names = {"mlm_loss", "nsp_loss"}};
     MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->B, r->micro_steps, &r->group);
-    for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
-        MlmInput in = mlm_load(&data->loader, &data->batches[b.index], &r->ctx);
-        MlmScales scales = mlm_scales(mean, &data->batches[b.index], counts, r->micro_steps * r->group.size);
-        run_capture(r, b);
-        forward(m, &in, &r->ctx);
-        compute_loss(m, &in, scales, b.direction, b.mode, &r->ctx);
-        if (b.direction == BACKWARD) backward(m, &in, b.mode, &r->ctx);
+    run_begin_step(r);
+    for (int i = 0; i < r->micro_steps; i++) {
+        Mode mode = i == 0 ? SET : ADD;
+        MlmInput in = mlm_load(&data->loader, &data->batches[i], ctx);
+        MlmScales scales = mlm_scales(mean, &data->batches[i], counts, r->micro_steps * r->group.size);
+        run_begin_micro_batch(r, i);
+        forward(m, &in, ctx);
+        compute_loss(m, &in, scales, r->direction, mode, ctx);
+        if (r->direction == BACKWARD) backward(m, &in, mode, ctx);
+        run_end_micro_batch(r, i);
     }
     run_all_reduce(r, losses);
     run_update(r, losses);

@@ -9,6 +9,7 @@
 #define ATTENTION_MASK CAUSAL  // compile attention with this mask only
 #include "llmc/base/top_k.h"
 #include "llmc/choices/multiple_choice.h"  // HellaSwag and similar sets
+#include "llmc/data/lm_data.h"             // the loader of token batches
 #include "llmc/model/config.h"             // config.json as a table
 #include "llmc/model/linear.h"             // linear layers, in floatX and in fp8
 #include "llmc/ops/attention/attention.h"
@@ -16,7 +17,6 @@
 #include "llmc/ops/embedding/embedding.h"
 #include "llmc/ops/gather.h"
 #include "llmc/ops/gelu.h"
-#include "llmc/run/lm_input.h"    // token batches on the device
 #include "llmc/run/run.h"         // opens, steps and closes a run
 #include "llmc/run/step.h"        // a step: all-reduce, update, log
 #include "llmc/run/vocabulary.h"  // token shards, their batches, their tokenizer
@@ -123,7 +123,6 @@ typedef struct {
     Params p;
     Grads g;
     Acts a;
-    LmInput in;
 } Model;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -171,10 +170,11 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
 }
 
 // Forward pass up to the final layernorm, m->a.lnf [N, C].
-static void forward(Model* m, const int* inputs, const Sequences* s, Context* ctx) {
+static void forward(Model* m, const Batch* b, Context* ctx) {
     const Config* c = &m->config;
+    const Sequences* s = &b->s;
     Embeddings tables = {.word = m->p.wte, .position = m->p.wpe};
-    EmbeddingInputs in = {.tokens = inputs, .types = NULL, .s = s};
+    EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = s};
     EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = c->C, .padding = -1};
     scope_at(ctx, FORWARD, -1);
     if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, 0, ctx);  // the parameters outside the layers
@@ -257,14 +257,15 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
 }
 
 // Backpropagate from the gradient of the logits, which compute_loss() wrote, to all parameters.
-static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode, Context* ctx) {
+static void backward(Model* m, const Batch* b, Mode mode, Context* ctx) {
     const Config* c = &m->config;
+    const Sequences* s = &b->s;
     int N = s->rows, C = c->C;
     Rows rows = {.N = N, .C = C};
     LayerNormInputs lnf = {
         .dy = m->a.dln, .x = residual_into(m, c->L), .stats = m->a.lnf_stats, .w = m->p.lnf.w, .size = rows};
     EmbeddingGrads dtables = {.word = m->g.wte, .position = m->g.wpe};
-    EmbeddingInputs in = {.tokens = inputs, .types = NULL, .s = s};
+    EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = s};
     EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = C, .padding = -1};
 
     scope_at(ctx, BACKWARD, -1);
@@ -281,22 +282,21 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
 // ---------------------------------------------------------------------------------------------------------
 // Losses
 
-// The loss of the sequences `s` from their logits. `mode` sets or adds to m->a.loss, which is `scale` times the sum of
-// the token losses. BACKWARD also writes the gradient of the logits, times *m->buffers.loss_scale, over them or in fp8.
-static void compute_loss(Model* m, const Sequences* s, double scale, Direction direction, Mode mode, Context* ctx) {
+// The loss of a micro-batch from its logits. `mode` sets or adds to m->a.loss, which is `scale` times the sum of the
+// token losses. BACKWARD also writes the gradient of the logits, times *m->buffers.loss_scale, over them or in fp8.
+static void compute_loss(Model* m, const Batch* b, double scale, Direction direction, Mode mode, Context* ctx) {
     Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = scale, .mode = mode};
-    LogitsGradient d = {losses, m->in.targets, m->buffers.loss_scale, m->config.V};
+    LogitsGradient d = {losses, b->targets, m->buffers.loss_scale, m->config.V};
     scope_at(ctx, direction, -1);
-    if (direction == FORWARD) classifier_forward(losses, m->a.logits, d.targets, s->rows, d.V, m->Vp, ctx);
-    else linear_classifier_backward(m->a.dlogits, d, s->rows, m->Vp, ctx);
+    if (direction == FORWARD) classifier_forward(losses, m->a.logits, d.targets, b->s.rows, d.V, m->Vp, ctx);
+    else linear_classifier_backward(m->a.dlogits, d, b->s.rows, m->Vp, ctx);
 }
 
-// Evaluate the B sequences in m->in, without gradients.
-static void evaluate_batch(Model* m, int B, double scale, Mode mode, Context* ctx) {
-    Sequences s = lm_input_sequences(&m->in, B, 0);
-    forward(m, m->in.inputs, &s, ctx);
-    forward_head(m, m->a.lnf, s.rows, ctx);
-    compute_loss(m, &s, scale, FORWARD, mode, ctx);
+// Evaluate a micro-batch, without gradients.
+static void evaluate_batch(Model* m, const Batch* b, double scale, Mode mode, Context* ctx) {
+    forward(m, b, ctx);
+    forward_head(m, m->a.lnf, b->s.rows, ctx);
+    compute_loss(m, b, scale, FORWARD, mode, ctx);
 }
 
 // Read m->a.loss. Waits for the device.
@@ -312,7 +312,7 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute, int
     m->config = config;
     m->B = B, m->T = T, m->N = B * T;
     m->Vp = (int)round_up((size_t)config.V, 128);
-    m->recompute = recompute, m->in.doc_mask = doc_mask;
+    m->recompute = recompute;
     m->buffers.table.fixed = recompute >= FORWARD_ONLY;
     const int dN = m->buffers.table.fixed ? 0 : m->N;  // rows of activation gradients
     int dims[DIMS] = {1, config.V, m->Vp, config.T, config.C, 3 * config.C, config.F, m->N, config.NH, dN};
@@ -382,7 +382,7 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute, int
     StepSizes step = {.attention = attention, .embedding = embedding, .N = m->N, .T = T, .F = config.F};
     step.sequences = step.fewest = B, step.parts = documents, step.head_rows = m->N;
     model_buffers_set_structs(&m->buffers, params, grads, activations);
-    m->buffers.step = step, m->buffers.batch_bytes = lm_input_bytes(&m->in, B, T);
+    m->buffers.step = step, m->buffers.batch_bytes = lm_data_ints(B, T, doc_mask) * sizeof(int);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -484,26 +484,32 @@ static void on_signal(int number) { stop_signal = number; }
 // ---------------------------------------------------------------------------------------------------------
 // A step
 
-// The work of a step of `sequences` sequences.
+// The work of a step of `sequences` sequences. FLOPs per token: 6 for each parameter but position embeddings, and those
+// of attention, counted as if every token attended to its whole sequence.
 static StepWork step_work(const Model* m, int sequences) {
     const Config* c = &m->config;
-    size_t N = m->buffers.table.parameters - (size_t)c->T * (size_t)c->C;  // without position embeddings
-    return lm_step_work(N, 12.0 * c->L * c->C * m->T, sequences, m->T);
+    size_t N = m->buffers.table.parameters - (size_t)c->T * (size_t)c->C;
+    StepWork work = {.consumed = sequences, .sequences = sequences, .tokens = (double)sequences * m->T};
+    work.flops = work.tokens * (6 * (double)N + 12.0 * c->L * c->C * m->T);
+    return work;
 }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, Model* m, LmData* data) {
+    Context* ctx = &r->ctx;
     StepWork work = step_work(m, run_step_sequences(r));
     StepLosses losses = {.count = 1, .values = {m->a.loss}, .names = {"loss"}};
     double targets = lm_data_targets(&data->train, run_step_sequence(r), (uint64_t)work.consumed);
-    for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
-        lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->train, b.sequence, &r->ctx);
-        Sequences s = lm_input_sequences(&m->in, m->B, b.first);
-        run_capture(r, b);
-        forward(m, m->in.inputs, &s, &r->ctx);
-        forward_head(m, m->a.lnf, s.rows, &r->ctx);
-        compute_loss(m, &s, 1.0 / targets, b.direction, b.mode, &r->ctx);
-        if (b.direction == BACKWARD) backward(m, m->in.inputs, &s, b.mode, &r->ctx);
+    run_begin_step(r);
+    for (int i = 0; i < r->micro_steps; i++) {
+        Mode mode = i == 0 ? SET : ADD;
+        Batch b = lm_data_train(data, run_step_sequence(r), run_micro_batch_first(r, i), ctx);
+        run_begin_micro_batch(r, i);
+        forward(m, &b, ctx);
+        forward_head(m, m->a.lnf, b.s.rows, ctx);
+        compute_loss(m, &b, 1.0 / targets, r->direction, mode, ctx);
+        if (r->direction == BACKWARD) backward(m, &b, mode, ctx);
+        run_end_micro_batch(r, i);
     }
     run_all_reduce(r, losses);
     run_update(r, losses);
@@ -525,31 +531,32 @@ static void validate(Run* r) {
     ValShare share = val_share(r->settings.val_batches, batch_lm_windows(&data->val), m->B, &r->group);
     double scale = 1.0 / lm_data_targets(&data->val, 0, share.sequences);
     while (run_next_val(r, &share, (int)stop_signal)) {
-        data->val.B = share.count;
-        lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->val, share.first, &r->ctx);
-        evaluate_batch(m, share.count, scale, share.mode, &r->ctx);
+        Batch b = lm_data_val(data, share.first, share.count, &r->ctx);
+        evaluate_batch(m, &b, scale, share.mode, &r->ctx);
     }
     run_show_validation(r, share.count ? model_loss(m, &r->ctx) : 0, &share);
     if (!share.is_stopped && !has_dropout(&m->config)) val_entropy_print(&data->val_entropy, share.sequences, m->T);
 }
 
-// Score a micro-batch of endings with the sequences `s`. The head reads only the scored rows. They overwrite the
-// embeddings, which are no longer needed.
-static void evaluate_endings(Model* m, MultipleChoiceEvaluation* e, const Sequences* s, Context* ctx) {
+// Score a micro-batch of endings. The head reads only the scored rows. They overwrite the embeddings, which are no
+// longer needed.
+static void evaluate_endings(Model* m, MultipleChoiceEvaluation* e, const Batch* b, Context* ctx) {
     Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = 1, .mode = SET};
-    forward(m, m->in.inputs, s, ctx);
+    forward(m, b, ctx);
     gather_forward(m->a.embedded, m->a.lnf, e->device_rows, e->scored, m->config.C, ctx);
     forward_head(m, m->a.embedded, e->scored, ctx);
-    classifier_forward(losses, m->a.logits, m->in.targets, e->scored, m->config.V, m->Vp, ctx);
-    multiple_choice_take(e, m->a.losses, m->a.logits, m->in.targets, m->config.V, m->Vp, ctx);
+    classifier_forward(losses, m->a.logits, b->targets, e->scored, m->config.V, m->Vp, ctx);
+    multiple_choice_take(e, m->a.losses, m->a.logits, b->targets, m->config.V, m->Vp, ctx);
 }
 
 // Like validate(), for one multiple-choice set.
-static void score_choices(Run* r, Model* m, const MultipleChoice* set) {
+static void score_choices(Run* r, const MultipleChoice* set) {
+    Model* m = &((Trainer*)r)->model;
+    Batch b = lm_data_batch(&((Trainer*)r)->data, 1, 0);
     MultipleChoiceEvaluation e;
     multiple_choice_evaluation_open(&e, set, m->N, m->T, &r->group, &r->ctx);
-    for (Sequences s; !stop_signal && multiple_choice_load(&e, m->in.inputs, m->in.targets, &s, &r->ctx);) {
-        evaluate_endings(m, &e, &s, &r->ctx);
+    while (!stop_signal && multiple_choice_load(&e, b.inputs, b.targets, &b.s, &r->ctx)) {
+        evaluate_endings(m, &e, &b, &r->ctx);
         group_begin_work(&r->group);
     }
     MultipleChoiceResult result = multiple_choice_result(&e, &r->group);
@@ -561,7 +568,7 @@ static void score_choices(Run* r, Model* m, const MultipleChoice* set) {
 static void validate_choices(Run* r) {
     const MultipleChoiceSets* s = &((Trainer*)r)->choices;
     for (int i = 0; i < s->count && r->step > 0; i++)
-        if (!run_has_result(r, s->set[i].key)) score_choices(r, &((Trainer*)r)->model, &s->set[i]);
+        if (!run_has_result(r, s->set[i].key)) score_choices(r, &s->set[i]);
 }
 
 // Print a text by the model, from the start of a document, and save it in OUT/sample.txt. A signal ends it early. Each
@@ -578,9 +585,9 @@ static void sample(Run* r) {
     for (; count <= tokens && !stop_signal; count++) {
         if (count - begin > T) begin += max_int(T / 4, 1);
         group_begin_work(&r->group);
-        Sequences s = lm_input_text(&m->in, text + begin, count - begin, 0, &r->ctx);
-        forward(m, m->in.inputs, &s, &r->ctx);
-        forward_head(m, m->a.lnf + (size_t)(s.rows - 1) * (size_t)m->config.C, 1, &r->ctx);
+        Batch b = lm_data_text(&((Trainer*)r)->data, text + begin, count - begin, 0, &r->ctx);
+        forward(m, &b, &r->ctx);
+        forward_head(m, m->a.lnf + (size_t)(b.s.rows - 1) * (size_t)m->config.C, 1, &r->ctx);
         host_view_read(&r->ctx, &logits);
         text[count] = softmax_draw(logits.values, V, rng_uniform(philox((uint32_t)count, 0, 0, 0, key).v[0]));
     }
@@ -628,14 +635,16 @@ static Config find_config(Run* r) {
     return c;
 }
 
-// Plan the tensors and memory of a model for sequences of T tokens.
+// Plan the tensors and memory of a model for sequences of T tokens, and allocate its batches.
 static void plan_model(Trainer* t, Config config, int T, int recompute) {
     Run* r = &t->run;
     Model* m = &t->model;
+    int cuts = t->doc_mask ? run_end_of_text(r, config.V) : NO_CUTS;
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);) {
         model_plan(m, config, search.B, T, recompute, t->doc_mask);
         if (*t->choices.files) m->buffers.batch_bytes += multiple_choice_device_bytes(m->N);
     }
+    lm_data_alloc(&t->data, m->B, T, cuts, &r->ctx);
 }
 
 static void open_data(Trainer* t) {
@@ -643,9 +652,8 @@ static void open_data(Trainer* t) {
     const Config* c = &t->model.config;
     LmData* data = &t->data;
     int end_of_text = run_end_of_text(r, c->V);
-    int cuts = t->doc_mask ? end_of_text : NO_CUTS;
-    lm_data_open(data, r->train_pattern, r->val_pattern, t->model.B, t->model.T, c->V, (uint64_t)r->settings.seed,
-                 r->settings.shuffle ? SHUFFLED : IN_ORDER, r->group.size, cuts, &r->ctx);
+    lm_data_open(data, r->train_pattern, r->val_pattern, c->V, (uint64_t)r->settings.seed,
+                 r->settings.shuffle ? SHUFFLED : IN_ORDER, r->group.size);
     multiple_choice_sets_open(&t->choices, c->V, t->model.T, &r->group);
     run_check_data(r, shards_fingerprint(&data->train_shards), r->train_pattern);
     Text config = config_write(c, end_of_text, run_eos(r, c->V, end_of_text));
@@ -655,8 +663,7 @@ static void open_data(Trainer* t) {
 }
 
 static void trainer_close(Trainer* t) {
-    lm_input_free(&t->model.in);
-    if (t->run.train_pattern) lm_data_close(&t->data);
+    lm_data_close(&t->data);
     multiple_choice_sets_close(&t->choices);
     run_close(&t->run);
 }
@@ -672,7 +679,6 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     plan_model(t, config, run_sequence_length(r, config.T), r->settings.recompute);
     open_data(t);
     run_init_model(r, &m->buffers, weight_rules(&m->config));
-    lm_input_alloc(&m->in, m->B, m->T, &r->ctx);
 }
 
 #ifndef OTHER_MAIN  // apps/use_gpt2.cu has its own

@@ -256,12 +256,15 @@ static StepWork step_work(const TaskModel* m, MlmCounts counts, int sequences) {
 static void train_step(Run* r, TaskModel* m, MlmSource* data) {
     StepLosses losses = {.count = 1, .values = {m->a.loss}, .names = {"loss"}};
     MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->encoder.B, r->micro_steps, &r->group);
-    for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
-        MlmInput in = mlm_load(&data->loader, &data->batches[b.index], &r->ctx);
-        run_capture(r, b);
+    run_begin_step(r);
+    for (int i = 0; i < r->micro_steps; i++) {
+        Mode mode = i == 0 ? SET : ADD;
+        MlmInput in = mlm_load(&data->loader, &data->batches[i], &r->ctx);
+        run_begin_micro_batch(r, i);
         forward_task(m, &in, &r->ctx);
-        task_loss(m, &in, 1 / counts.masked, b.direction, b.mode, &r->ctx);  // the mean over all targets of the step
-        if (b.direction == BACKWARD) backward_task(m, &in, b.mode, &r->ctx);
+        task_loss(m, &in, 1 / counts.masked, r->direction, mode, &r->ctx);  // the mean over all targets of the step
+        if (r->direction == BACKWARD) backward_task(m, &in, mode, &r->ctx);
+        run_end_micro_batch(r, i);
     }
     run_all_reduce(r, losses);
     run_update(r, losses);

@@ -109,12 +109,10 @@ static void trainer_open(Trainer* t, int argc, char** argv, const char* usage) {
 static void train_step(Trainer* t) {
     Run* r = &t->run;
     StepLosses losses = {1, {t->model.a.loss}, {"loss"}};
-    MicroBatch b = run_begin_step(r);
     int B = t->model.B;
-    uint64_t step = b.sequence / (uint64_t)B;
-    run_next_micro_batch(r, &b);  // the only one
+    uint64_t step = run_step_sequence(r) / (uint64_t)B;
+    run_begin_step(r);
     train_samples(t, step / t->epoch_steps, step % t->epoch_steps * (uint64_t)B);
-    run_next_micro_batch(r, &b);
     StepWork work = {B, (double)B, (double)B, model_flops(&t->model)};  // a sample counts as a token
     run_log(r, losses, work);
 }

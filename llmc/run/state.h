@@ -96,6 +96,7 @@ struct Run {
     int64_t step_sequences;  // sequences in a step, over all ranks; 0: not known yet
     int micro_steps;         // micro-batches of a step on this rank
     double lr;               // of the current step
+    Direction direction;     // of its last pass: FORWARD if --mode excludes the backward pass
     uint32_t data;           // fingerprint of the training data; until run_check_data() the checkpoint's
     int64_t last;            // last step of the run
     int64_t end;             // last step of this process: --stop-after, or the run's last

@@ -8,20 +8,16 @@
 #include "llmc/run/model_card.h"
 #include "llmc/run/peak.h"
 
-// A micro-batch of a step on this rank.
-typedef struct {
-    int index;            // of r->micro_steps
-    int first;            // number of its first sequence in the whole step
-    uint64_t sequence;    // number of that sequence in the run's data
-    Direction direction;  // FORWARD: --mode excludes the backward pass
-    Mode mode;            // how losses and gradients are written: SET for the step's first micro-batch, then ADD
-} MicroBatch;
-
 // Sequences in a step over all ranks.
 static inline int run_step_sequences(const Run* r) { return r->micro_steps * r->settings.B * r->group.size; }
 
 // The number, in the run's data, of the step's first sequence.
 static inline uint64_t run_step_sequence(const Run* r) { return r->settings.overfit ? 0 : r->consumed; }
+
+// The number, in the whole step, of the first sequence of this rank's micro-batch i.
+static inline int run_micro_batch_first(const Run* r, int i) {
+    return (i * r->group.size + r->group.rank) * r->settings.B;
+}
 
 // ---------------------------------------------------------------------------------------------------------
 // Open and close
@@ -75,44 +71,30 @@ static inline void run_begin_steps(Run* r) {
 // ---------------------------------------------------------------------------------------------------------
 // Launch
 
-// Begin a step. The caller launches its micro-batches in a loop over run_next_micro_batch().
-static inline MicroBatch run_begin_step(Run* r) {
-    MicroBatch micro;
-    memset(&micro, 0, sizeof micro);
-    micro.index = -1;
-    micro.sequence = run_step_sequence(r);
-    micro.direction = r->settings.passes == PASSES_FORWARD ? FORWARD : BACKWARD;
-    r->buffers->dropout = (DropoutStep){
-        .is_on = micro.direction == BACKWARD, .seed = (uint64_t)r->settings.seed, .step = (uint64_t)r->step};
+// Begin a step. The caller launches its r->micro_steps micro-batches.
+static inline void run_begin_step(Run* r) {
+    r->direction = r->settings.passes == PASSES_FORWARD ? FORWARD : BACKWARD;
+    r->buffers->dropout =
+        (DropoutStep){.is_on = r->direction == BACKWARD, .seed = (uint64_t)r->settings.seed, .step = (uint64_t)r->step};
     r->lr = schedule_at(&r->schedule, r->step);
     scope_step(&r->ctx, r->step + 1);
     if (r->settings.fp8) fp8_state_begin_step(&r->buffers->fp8);
     if (r->step == r->buffers->fp8.steps) step_graph_restart(&r->steps.graph);  // with other matmuls
-    return micro;
 }
 
-// Advance to the next micro-batch. Returns 0 after the last one. Gradients are all-reduced during the backward pass of
-// the last one.
-static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
-    int i = ++micro->index, first = (i * r->group.size + r->group.rank) * r->settings.B;
-    if (r->steps.graph.is_on && i > 0 && i < r->micro_steps) step_graph_end(&r->steps.graph, &r->ctx);
-    if (i == r->micro_steps) {
-        r->buffers->dropout.is_on = 0;
-        return 0;
-    }
-    micro->sequence += (uint64_t)(first - micro->first);
-    micro->first = first;
-    micro->mode = i == 0 ? SET : ADD;
-    int syncs = r->group.size > 1 && micro->direction == BACKWARD;
-    if (syncs && i + 1 == r->micro_steps) grad_sync_begin(&r->grad_sync);
-    return 1;
+// Micro-batch i is on the device. Gradients are all-reduced during the backward pass of the last one. With --graph,
+// launches are captured from here on.
+static inline void run_begin_micro_batch(Run* r, int i) {
+    int is_last = i + 1 == r->micro_steps;
+    if (r->group.size > 1 && r->direction == BACKWARD && is_last) grad_sync_begin(&r->grad_sync);
+    if (r->steps.graph.is_on) step_graph_begin(&r->steps.graph, i == 0, is_last, &r->ctx);
 }
 
-// Call after the micro-batch is on the device. With --graph, launches are captured from here on. run_next_micro_batch()
-// runs them; for the last micro-batch, run_log() does.
-static inline void run_capture(Run* r, MicroBatch micro) {
-    StepGraph* graph = &r->steps.graph;
-    if (graph->is_on) step_graph_begin(graph, micro.index == 0, micro.index + 1 == r->micro_steps, &r->ctx);
+// All of micro-batch i is launched. With --graph, the captured launches run; those of the last one, in run_log().
+static inline void run_end_micro_batch(Run* r, int i) {
+    int is_last = i + 1 == r->micro_steps;
+    if (r->steps.graph.is_on && !is_last) step_graph_end(&r->steps.graph, &r->ctx);
+    if (is_last) r->buffers->dropout.is_on = 0;
 }
 
 // Finish the all-reduce of the gradients, and all-reduce the losses.
