@@ -30,9 +30,8 @@ static inline int recommender_rows(Flag* table, int rows, const char* const* oth
     // clang-format off
     static const char* const neither[] = {
         "--val-data", "--val-batches", "--zero", "--shuffle", "--seq-len", "--total-batch", "--recompute", "--master-weights",
-        "--optimizer", "--weight-decay", "--cautious-decay", "--clip", "--embedding-lr", "--vector-lr", "--init",
-        "--muon-warmup", "--loss-outlier", "--norm-outlier", "--loss-scale", "--loss-scale-start", "--mode",
-        "--attention", "--gelu-fusion", "--graph", "--fp8", "--fp8-steps", "--fp8-exclude-forward"};
+        "--optimizer", "--weight-decay", "--cautious-decay", "--clip", "--adamw-lr", "--init",
+        "--muon-warmup", "--loss-outlier", "--norm-outlier", "--loss-scale", "--mode", "--graph", "--fp8", "--fp8-steps", "--fp8-exclude-forward"};
     // clang-format on
     char error[FLAG_ERROR_SIZE];
     settings_default(table, rows, "--clip", "0");  // the norm covers the MLPs only

@@ -90,8 +90,7 @@ static inline void run_join(Run* r, const char* builtin) {
         recipe_apply(r->flags, r->flag_count, s->recipe);
         settings_check(s);
     }
-    device_set_matmul(ctx, s->autotune, s->gelu_fusion, s->tf32);
-    device_set_attention(ctx, (AttentionPath)s->attention);
+    device_set_matmul(ctx, s->autotune, s->tf32);
     if (r->restored.matmul_plans) matmul_plans_load(ctx, r->restored.matmul_plans);
     if (builtin) find_data(s, builtin, &r->train_pattern, &r->val_pattern);
     const char* data = *s->train_data ? s->train_data : r->train_pattern;
@@ -164,7 +163,7 @@ static inline UpdateSettings run_update_settings(const Run* r) {
     update.rank = r->group.rank, update.ranks = r->group.size;
     update.sums = sums;
     update.keeps_average = s->ema > 0;
-    update.embedding_rate = s->embedding_lr / s->lr, update.vector_rate = s->vector_lr / s->lr;
+    update.adamw_rate = s->adamw_lr / s->lr;
     return update;
 }
 
@@ -227,15 +226,12 @@ static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t va
 
 // Set the optimizer's loss scale and outlier limits from the settings, and their state from the checkpoint.
 static inline void run_set_loss_scale(Run* r) {
-    const int automatic = strcmp(FLOATX_NAME, "F16") == 0 ? SCALE_DYNAMIC : SCALE_OFF;
-    int kind = r->settings.loss_scale == SCALE_AUTO ? automatic : r->settings.loss_scale;
-    LossScaleRule rule = {.kind = kind == SCALE_DYNAMIC ? LOSS_SCALE_DYNAMIC : LOSS_SCALE_FIXED,
+    const double automatic = strcmp(FLOATX_NAME, "F16") == 0 ? 65536 : 0;
+    double start = r->settings.loss_scale < 0 ? automatic : r->settings.loss_scale;
+    LossScaleRule rule = {.kind = start > 0 ? LOSS_SCALE_DYNAMIC : LOSS_SCALE_FIXED,
                           .growth_interval = LOSS_SCALE_GROWTH};
     LossScale state = r->restored.scale;
-    if (kind != SCALE_DYNAMIC || state.scale == 0) {
-        state.scale = kind == SCALE_OFF ? 1 : (real)r->settings.loss_scale_start;
-        state.good = 0;
-    }
+    if (start == 0 || state.scale == 0) state.scale = start > 0 ? (real)start : 1, state.good = 0;
     OutlierLimits limits = {.loss = r->settings.loss_outlier, .norm = r->settings.norm_outlier};
     optimizer_set_loss_scale(&r->optimizer, state, rule, &r->ctx);
     optimizer_set_outliers(&r->optimizer, &r->restored.outliers, limits, &r->ctx);

@@ -217,7 +217,7 @@ static inline void run_finish_step(Run* r) {
     for (int i = 0; i < done->losses.count; i++) loss += (double)done->result.values[2 + i];
     int overflow = steps_is_overflow(o->rule, loss, norm, scale);
     int is_outlier = optimizer_judges_outliers(o) && done->result.values[2 + done->losses.count] != 0;
-    int is_scaled = o->rule.kind == LOSS_SCALE_DYNAMIC || scale != 1;
+    int is_scaled = o->rule.kind == LOSS_SCALE_DYNAMIC;
     // If the machine was busy at the start, the measured peak was too low.
     if (s->peak_is_measured) s->peak_flops = fmax(s->peak_flops, done->work.flops / seconds);
     Text extra = {NULL, 0, 0};
