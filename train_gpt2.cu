@@ -308,19 +308,14 @@ static double model_loss(const Model* m, Context* ctx) { return model_buffers_nu
 // Fill the tables for this configuration and micro-batches of B sequences of T tokens. `doc_mask`: 1 keeps attention
 // within documents or other parts of a sequence. Allocates only the tables.
 static void model_plan(Model* m, Config config, int B, int T, int recompute, int doc_mask) {
+    ModelBuffers* b = &m->buffers;
     memset(m, 0, sizeof *m);
-    m->config = config;
+    m->config = config, m->recompute = recompute;
     m->B = B, m->T = T, m->N = B * T;
     m->Vp = (int)round_up((size_t)config.V, 128);
-    m->recompute = recompute;
-    m->buffers.table.fixed = recompute >= FORWARD_ONLY;
-    const int dN = m->buffers.table.fixed ? 0 : m->N;  // rows of activation gradients
-    int dims[DIMS] = {1, config.V, m->Vp, config.T, config.C, 3 * config.C, config.F, m->N, config.NH, dN};
-    tensors_add(&m->buffers.table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
-    for (int l = 0; l < config.L; l++) tensors_add(&m->buffers.table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
-    tensors_add(&m->buffers.table, FINAL_ROWS, COUNT_OF(FINAL_ROWS), dims, -1);
-    if (config.tied) model_buffers_tie(&m->buffers, offsetof(Params, head.w), offsetof(Params, wte));
-    else tensors_add(&m->buffers.table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
+    b->table.fixed = recompute >= FORWARD_ONLY;
+    const int dN = b->table.fixed ? 0 : m->N;  // rows of activation gradients
+    const int dims[DIMS] = {1, config.V, m->Vp, config.T, config.C, 3 * config.C, config.F, m->N, config.NH, dN};
 
     // All layers share one buffer for an activation that the backward pass recomputes. Without a backward pass they
     // share all activations but qkv, whose keys and values are the KV cache of text generation.
@@ -364,25 +359,28 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute, int
         {"loss",          offsetof(Acts, loss),                {ONE_DIM}},
     };
     // clang-format on
-    tensors_add(&m->buffers.acts_table, outer_acts, COUNT_OF(outer_acts), dims, -1);
-    tensors_add(&m->buffers.stats_table, outer_stats, COUNT_OF(outer_stats), dims, -1);
+    tensors_add(&b->table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
+    tensors_add(&b->acts_table, outer_acts, COUNT_OF(outer_acts), dims, -1);
+    tensors_add(&b->stats_table, outer_stats, COUNT_OF(outer_stats), dims, -1);
     for (int l = 0; l < config.L; l++) {
-        tensors_add(&m->buffers.acts_table, block_acts, COUNT_OF(block_acts), dims, l);
-        tensors_add(&m->buffers.stats_table, block_stats, COUNT_OF(block_stats), dims, l);
+        tensors_add(&b->table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
+        tensors_add(&b->acts_table, block_acts, COUNT_OF(block_acts), dims, l);
+        tensors_add(&b->stats_table, block_stats, COUNT_OF(block_stats), dims, l);
     }
-    model_buffers_finish_tables(&m->buffers);
+    tensors_add(&b->table, FINAL_ROWS, COUNT_OF(FINAL_ROWS), dims, -1);
+    if (config.tied) model_buffers_tie(b, offsetof(Params, head.w), offsetof(Params, wte));
+    else tensors_add(&b->table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
+    model_buffers_finish_tables(b);
+    b->structs[0] = (TensorStructs){&m->p, offsetof(Params, h), sizeof(BlockParams)};
+    b->structs[1] = (TensorStructs){&m->g, offsetof(Grads, h), sizeof(BlockGrads)};
+    b->structs[2] = (TensorStructs){&m->a, offsetof(Acts, h), sizeof(BlockActs)};
 
-    TensorStructs params = {.outer = &m->p, .layers = offsetof(Params, h), .layer_bytes = sizeof(BlockParams)},
-                  grads = {.outer = &m->g, .layers = offsetof(Grads, h), .layer_bytes = sizeof(BlockGrads)},
-                  activations = {.outer = &m->a, .layers = offsetof(Acts, h), .layer_bytes = sizeof(BlockActs)};
-    Dropout dropout = dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL);
-    AttentionShape attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = CAUSAL, .dropout = dropout};
-    EmbeddingSizes embedding = {.V = m->Vp, .T = config.T, .types = 0, .C = config.C, .padding = -1};
-    int documents = doc_mask ? lm_data_planned_documents(B, m->N) : B;
-    StepSizes step = {.attention = attention, .embedding = embedding, .N = m->N, .T = T, .F = config.F};
-    step.sequences = step.fewest = B, step.parts = documents, step.head_rows = m->N;
-    model_buffers_set_structs(&m->buffers, params, grads, activations);
-    m->buffers.step = step, m->buffers.batch_bytes = lm_data_ints(B, T, doc_mask) * sizeof(int);
+    StepSizes step = {.attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = CAUSAL}};
+    step.attention.dropout = dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL);
+    step.embedding = (EmbeddingSizes){.V = m->Vp, .T = config.T, .types = 0, .C = config.C, .padding = -1};
+    step.N = step.head_rows = m->N, step.T = T, step.F = config.F;
+    step.sequences = step.fewest = B, step.parts = doc_mask ? lm_data_planned_documents(B, m->N) : B;
+    b->step = step, b->batch_bytes = lm_data_ints(B, T, doc_mask) * sizeof(int);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -391,6 +389,7 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute, int
 // clang-format off
 static const ConfigRow CONFIG_ROWS[] = {
     // key                             type         field                               default        allowed     descriptor
+    {"activation_function",             CONFIG_GELU, offsetof(Config, gelu),              GELU_TANH,     0, 1},
     {"n_layer",                         CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12, "L"},
     {"n_head",                          CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12, "NH"},
     {"n_embd",                          CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20, "C"},
@@ -409,11 +408,6 @@ static const ConfigRow CONFIG_ROWS[] = {
 };
 // clang-format on
 
-static void config_check(const Config* c, const char* source) {
-    config_rows_check(c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), source);
-    if (c->C % c->NH != 0) die(USAGE, "%s: %d channels cannot be cut into %d heads", source, c->C, c->NH);
-}
-
 // A published size: "d12", "d24", "d36" or "d48". Or "L=4,C=128,NH=4,V=257,T=256,F=512,tied=1", where V defaults to
 // `data_V` and F to 4 C.
 static Config config_from_descriptor(const char* text, int data_V) {
@@ -425,10 +419,6 @@ static Config config_from_descriptor(const char* text, int data_V) {
     c.eps = 1e-5, c.init_range = 0.02;
     config_sizes_find(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), published, COUNT_OF(published), text,
                       "d12, d24, d36, d48, nor sizes like L=4,C=128,NH=4,T=256");
-    if (c.F == 0) c.F = 4 * c.C;
-    char* source = xprintf("-e %s", text);
-    config_check(&c, source);
-    free(source);
     return c;
 }
 
@@ -438,10 +428,7 @@ static Config config_read(const char* path) {
     Config c;
     json_load(&json, path, (size_t)1 << 20);
     config_expect(json.root, "model_type", "gpt2", path);
-    c.gelu = config_gelu(json.root, "activation_function", "gelu_new", path);
     config_rows_read(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), json.root, path);
-    if (c.F == 0) c.F = 4 * c.C;
-    config_check(&c, path);
     json_free(&json);
     return c;
 }
@@ -458,16 +445,11 @@ static WeightRules weight_rules(const Config* c) {
 
 // The text of the model's config.json.
 static Text config_write(const Config* c, int bos, int eos) {
-    Text text = {NULL, 0, 0};
-    text_printf(&text, "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"");
-    json_put_string(&text, "activation_function", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
-    config_rows_write(&text, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
-    json_put_integer(&text, "n_ctx", c->T);  // n_positions under an older name, which some converters read
-    json_put_integer(&text, "bos_token_id", bos);
-    json_put_integer(&text, "eos_token_id", eos);
-    json_put_string(&text, "dtype", safetensors_dtype_name(FLOATX_NAME));
-    text_printf(&text, "}\n");
-    return text;
+    Text keys = {NULL, 0, 0};
+    json_put_integer(&keys, "n_ctx", c->T);  // n_positions under an older name, which some converters read
+    json_put_integer(&keys, "bos_token_id", bos);
+    json_put_integer(&keys, "eos_token_id", eos);
+    return config_text("GPT2LMHeadModel", "gpt2", keys, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
 }
 
 typedef struct {
@@ -475,14 +457,14 @@ typedef struct {
     Model model;
     LmData data;
     MultipleChoiceSets choices;
-    int doc_mask, sample_every, sample_tokens;
+    int doc_mask, sample_tokens;
 } Trainer;
 
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
 // ---------------------------------------------------------------------------------------------------------
-// A step
+// Step
 
 // The work of a step of `sequences` sequences. FLOPs per token: 6 for each parameter but position embeddings, and those
 // of attention, counted as if every token attended to its whole sequence.
@@ -519,10 +501,6 @@ static void train_step(Run* r, Model* m, LmData* data) {
 // ---------------------------------------------------------------------------------------------------------
 // Validation and samples
 
-static int has_dropout(const Config* c) {
-    return c->embedding_dropout > 0 || c->attention_dropout > 0 || c->residual_dropout > 0;
-}
-
 // Evaluate this rank's share of the held-out text, and log the loss over all ranks. A signal to any rank ends the
 // validation without a result.
 static void validate(Run* r) {
@@ -535,66 +513,54 @@ static void validate(Run* r) {
         evaluate_batch(m, &b, scale, share.mode, &r->ctx);
     }
     run_show_validation(r, share.count ? model_loss(m, &r->ctx) : 0, &share);
-    if (!share.is_stopped && !has_dropout(&m->config)) val_entropy_print(&data->val_entropy, share.sequences, m->T);
+    if (!share.is_stopped) val_entropy_print(&data->val_entropy, share.sequences, m->T);
 }
 
-// Score a micro-batch of endings. The head reads only the scored rows. They overwrite the embeddings, which are no
-// longer needed.
-static void evaluate_endings(Model* m, MultipleChoiceEvaluation* e, const Batch* b, Context* ctx) {
-    Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = 1, .mode = SET};
-    forward(m, b, ctx);
-    gather_forward(m->a.embedded, m->a.lnf, e->device_rows, e->scored, m->config.C, ctx);
-    forward_head(m, m->a.embedded, e->scored, ctx);
-    classifier_forward(losses, m->a.logits, b->targets, e->scored, m->config.V, m->Vp, ctx);
-    multiple_choice_take(e, m->a.losses, m->a.logits, b->targets, m->config.V, m->Vp, ctx);
-}
-
-// Like validate(), for one multiple-choice set.
+// Score a multiple-choice set. The head reads only the scored rows, which overwrite the embeddings.
 static void score_choices(Run* r, const MultipleChoice* set) {
     Model* m = &((Trainer*)r)->model;
+    const int C = m->config.C, V = m->config.V, Vp = m->Vp;
+    Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = 1, .mode = SET};
     Batch b = lm_data_batch(&((Trainer*)r)->data, 1, 0);
     MultipleChoiceEvaluation e;
-    multiple_choice_evaluation_open(&e, set, m->N, m->T, &r->group, &r->ctx);
-    while (!stop_signal && multiple_choice_load(&e, b.inputs, b.targets, &b.s, &r->ctx)) {
-        evaluate_endings(m, &e, &b, &r->ctx);
-        group_begin_work(&r->group);
+    multiple_choice_evaluation_open(&e, set, m->N, m->T, r);
+    while (multiple_choice_load(&e, b.inputs, b.targets, &b.s, r, (int)stop_signal)) {
+        forward(m, &b, &r->ctx);
+        gather_forward(m->a.embedded, m->a.lnf, e.device_rows, e.scored, C, &r->ctx);
+        forward_head(m, m->a.embedded, e.scored, &r->ctx);
+        classifier_forward(losses, m->a.logits, b.targets, e.scored, V, Vp, &r->ctx);
+        multiple_choice_take(&e, m->a.losses, m->a.logits, b.targets, V, Vp, &r->ctx);
     }
-    MultipleChoiceResult result = multiple_choice_result(&e, &r->group);
-    multiple_choice_evaluation_close(&e);
-    if (!group_any(&r->group, stop_signal != 0)) multiple_choice_show(r, set, result);
+    multiple_choice_evaluation_close(&e, r, (int)stop_signal);
 }
 
-// The same for all sets whose scores the log lacks. A new model has nothing to score.
 static void validate_choices(Run* r) {
-    const MultipleChoiceSets* s = &((Trainer*)r)->choices;
-    for (int i = 0; i < s->count && r->step > 0; i++)
-        if (!run_has_result(r, s->set[i].key)) score_choices(r, &s->set[i]);
+    const MultipleChoiceSets* sets = &((Trainer*)r)->choices;
+    for (int i = multiple_choice_next_set(sets, -1, r); i < sets->count; i = multiple_choice_next_set(sets, i, r))
+        score_choices(r, &sets->set[i]);
 }
 
 // Print a text by the model, from the start of a document, and save it in OUT/sample.txt. A signal ends it early. Each
-// token takes a forward pass over the text, of which the model sees its T positions: a text that exceeds them loses a
-// quarter. apps/use_gpt2.cu keeps keys and values instead, and takes a prompt.
+// token takes a forward pass over the text, which ends after T tokens, the model's positions. apps/use_gpt2.cu keeps
+// keys and values instead, and takes a prompt.
 static void sample(Run* r) {
     Model* m = &((Trainer*)r)->model;
-    const int V = m->config.V, T = m->T, tokens = ((Trainer*)r)->sample_tokens;
-    if (r->group.rank > 0) return;
-    int begin = 0, count = 1, *text = (int*)xmalloc(((size_t)tokens + 1) * sizeof(int));
+    const int V = m->config.V, tokens = min_int(((Trainer*)r)->sample_tokens, m->T);
+    int count = 1, *text = (int*)xmalloc(((size_t)tokens + 1) * sizeof(int));
     uint64_t key = rng_stream((uint64_t)r->settings.seed, (uint64_t)r->step, 0, SITE_SAMPLE);
     HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
     text[0] = run_end_of_text(r, V);
-    for (; count <= tokens && !stop_signal; count++) {
-        if (count - begin > T) begin += max_int(T / 4, 1);
+    for (; count <= tokens && !stop_signal && r->group.rank == 0; count++) {
+        Batch b = lm_data_text(&((Trainer*)r)->data, text, count, 0, &r->ctx);
         group_begin_work(&r->group);
-        Batch b = lm_data_text(&((Trainer*)r)->data, text + begin, count - begin, 0, &r->ctx);
         forward(m, &b, &r->ctx);
-        forward_head(m, m->a.lnf + (size_t)(b.s.rows - 1) * (size_t)m->config.C, 1, &r->ctx);
+        forward_head(m, m->a.lnf + (size_t)(count - 1) * (size_t)m->config.C, 1, &r->ctx);
         host_view_read(&r->ctx, &logits);
         text[count] = softmax_draw(logits.values, V, rng_uniform(philox((uint32_t)count, 0, 0, 0, key).v[0]));
     }
-    Text shown = run_decode(r, text + 1, count - 1);
-    run_show_text(r, &shown);
+    run_show_tokens(r, text + 1, count - 1);
     host_view_close(&logits);
-    free(text), free(shown.text);
+    free(text);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -607,10 +573,8 @@ static int settings_flags(Trainer* t) {
         {NULL, "--doc-mask", FLAG_INT, &t->doc_mask, "0", 0, 1, NULL, SCOPE_RUN, TOPIC_DATA,
          "1: attention stays within a document, which begins with the end-of-text token. Positions do not restart at "
          "documents."},
-        {"-s", "--sample-every",  FLAG_INT, &t->sample_every,  "500", 0, 1e9, NULL, SCOPE_FREE, TOPIC_SAMPLES,
-         "Steps between samples, and one at the end. 0: never."},
         {"-g", "--sample-tokens", FLAG_INT, &t->sample_tokens, "128", 1, 1e6, NULL, SCOPE_FREE, TOPIC_SAMPLES,
-         "Tokens per sample."},
+         "Tokens per sample, at most -t."},
     };
     // clang-format on
     Flag* table = t->run.flags;
@@ -685,18 +649,20 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
 int main(int argc, char** argv) {
     static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
+    const MultipleChoiceSets* sets = &t->choices;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
-    int val_every = r->has_val ? r->settings.val_every : 0;
+    uint64_t tokens = t->data.train_shards.tokens;
+    // What is due every N steps, and after the last one, in this order.
     const DueWork due[] = {
-        {val_every, run_report_fp8},
-        {val_every, validate, "val_loss"},
-        {val_every, validate, "ema_val_loss", 1},
-        {t->choices.every, validate_choices, multiple_choice_last_key(&t->choices)},
-        {t->sample_every, sample},
+        {r->val_every, run_report_fp8},
+        {r->val_every, validate, "val_loss"},
+        {r->val_every, validate, "ema_val_loss", 1},
+        {sets->every, validate_choices, multiple_choice_last_key(sets)},
+        {r->settings.sample_every, sample},
         {r->settings.checkpoint_every, run_save},
     };
-    run_begin(r, due, COUNT_OF(due), t->data.train_shards.tokens, "", (double)t->model.T * run_step_sequences(r));
+    run_begin(r, due, COUNT_OF(due), tokens, "", (double)t->model.T * run_step_sequences(r));
     while (run_next_step(r, (int)stop_signal)) {
         train_step(r, &t->model, &t->data);
         run_end_step(r);

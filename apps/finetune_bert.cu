@@ -173,11 +173,10 @@ static void task_plan(TaskModel* m, Config config, Task task, int K, int B, int 
     tensors_add(&b->stats_table, stats, COUNT_OF(stats), dims, -1);
     model_buffers_finish_tables(b);
 
-    TensorStructs params = {.outer = &m->p, .layers = offsetof(TaskParams, p.h), .layer_bytes = sizeof(BlockParams)},
-                  grads = {.outer = &m->g, .layers = offsetof(TaskGrads, g.h), .layer_bytes = sizeof(BlockGrads)},
-                  activations = {.outer = &m->a, .layers = offsetof(TaskActs, a.h), .layer_bytes = sizeof(BlockActs)};
+    b->structs[0] = (TensorStructs){&m->p, offsetof(TaskParams, p.h), sizeof(BlockParams)};
+    b->structs[1] = (TensorStructs){&m->g, offsetof(TaskGrads, g.h), sizeof(BlockGrads)};
+    b->structs[2] = (TensorStructs){&m->a, offsetof(TaskActs, a.h), sizeof(BlockActs)};
     CHECK(offsetof(TaskParams, output) == offsetof(TaskGrads, output));
-    model_buffers_set_structs(b, params, grads, activations);
     b->batch_bytes = (mlm_loader_ints(B * T, is_answer ? SPAN_ENDS * B : B, B) + task_ints(m)) * sizeof(int);
 }
 
@@ -240,7 +239,7 @@ static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
 // ---------------------------------------------------------------------------------------------------------
-// A step
+// Step
 
 // The work of a step of `sequences` examples that contains `counts`.
 static StepWork step_work(const TaskModel* m, MlmCounts counts, int sequences) {
@@ -307,13 +306,11 @@ static int settings_flags(Trainer* t) {
 static Text task_config_write(const TaskModel* m, const LabelNames* names) {
     const Config* c = &m->encoder.config;
     Text keys = {NULL, 0, 0};
-    if (m->task == TASK_ANSWER) return config_write(c, "BertForQuestionAnswering", NULL);
+    if (m->task == TASK_ANSWER) return config_write(c, "BertForQuestionAnswering", keys);
     json_put_number(&keys, "classifier_dropout", c->classifier_dropout);
     json_put_string(&keys, "problem_type", m->K == 1 ? "regression" : "single_label_classification");
     task_write_names(&keys, names, m->K);
-    Text text = config_write(c, "BertForSequenceClassification", keys.text);
-    free(keys.text);
-    return text;
+    return config_write(c, "BertForSequenceClassification", keys);
 }
 
 // Find the model, and plan its tensors and memory.
@@ -371,9 +368,9 @@ int main(int argc, char** argv) {
     } else {
         uint64_t tokens = e->begin[e->count];
         double step_tokens = (double)tokens / e->count * run_step_sequences(r);
-        int val_every = r->has_val ? r->settings.val_every : 0;
-        const DueWork due[] = {
-            {val_every, run_report_fp8}, {val_every, validate, "val_loss"}, {r->settings.checkpoint_every, run_save}};
+        const DueWork due[] = {{r->val_every, run_report_fp8},
+                               {r->val_every, validate, "val_loss"},
+                               {r->settings.checkpoint_every, run_save}};
         run_begin(r, due, COUNT_OF(due), tokens, "about ", step_tokens);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(r, &t->model, &t->data);

@@ -127,8 +127,7 @@ static int recommender_main(int argc, char** argv, const char* usage, const char
         process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
         validate(r);
     } else {
-        const DueWork due[] = {{r->has_val ? r->settings.val_every : 0, validate, score},
-                               {r->settings.checkpoint_every, run_save}};
+        const DueWork due[] = {{r->val_every, validate, score}, {r->settings.checkpoint_every, run_save}};
         run_begin(r, due, COUNT_OF(due), t->samples, "", r->settings.B);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(t);

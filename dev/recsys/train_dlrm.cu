@@ -98,8 +98,8 @@ static void model_plan(Model* m, Config config, int B) {
     model_buffers_finish_tables(&m->buffers);
     m->elements = table->tensors[first_table].offset;
     // No layers. The pointers to them fall on fields that are bound after them.
-    TensorStructs params = {&m->p, 0, 0}, grads = {&m->g, 0, 0}, activations = {&m->a, 0, 0};
-    model_buffers_set_structs(&m->buffers, params, grads, activations);
+    const TensorStructs structs[] = {{&m->p, 0, 0}, {&m->g, 0, 0}, {&m->a, 0, 0}};
+    memcpy(m->buffers.structs, structs, sizeof structs);
 }
 
 // After the buffers are allocated: allocate what else the model needs.

@@ -179,15 +179,18 @@ static inline void log_close(Log* log) {
     log->fd = -1;
 }
 
-// Append one JSON object, given without a newline.
-static inline void log_line(Log* log, const Text* json) {
+// Keep the results of a line that is written.
+static inline void log_keep_line(Log* log, const Text* json) {
     Json parsed;
     char error[JSON_ERROR_SIZE];
-    // A step's line has no results, and is not parsed.
-    if (!strstr(json->text, "\"lr\":") && json_parse(&parsed, json->text, json->length, error) == 0) {
-        log_keep_results(log, parsed.root);
-        json_free(&parsed);
-    }
+    if (json_parse(&parsed, json->text, json->length, error) != 0) return;
+    log_keep_results(log, parsed.root);
+    json_free(&parsed);
+}
+
+// Append one JSON object, given without a newline.
+static inline void log_line(Log* log, const Text* json) {
+    if (!strstr(json->text, "\"lr\":")) log_keep_line(log, json);  // a step's line has no results
     if (log->fd < 0 || run_lock_check(log->lock) != 0) return;
     Text line = {NULL, 0, 0};
     text_append(&line, json->text, json->length);

@@ -216,6 +216,7 @@ static inline int run_next_batch(Run* r, BatchSearch* search, ModelBuffers* b) {
 static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t val) {
     char fingerprints[48];
     r->config = config, r->has_val = has_val;
+    r->val_every = has_val ? r->settings.val_every : 0;
     run_check_kept(r, has_val);
     run_check_same_flags(r);
     snprintf(fingerprints, sizeof fingerprints, "training %08x\nvalidation %08x", r->data, val);
@@ -301,9 +302,9 @@ static inline void run_print_start(const Run* r, uint64_t tokens, const char* ab
     if (r->group.size > 1 && r->settings.passes != PASSES_FORWARD)
         printf("%d ranks, gradients summed %s | ", r->group.size,
                r->grad_sync.at_once ? "at once" : "bucket by bucket");
-    printf("100 %% mfu is %.4g TFLOP/s%s, %s\n", 1e-12 * r->steps.peak_flops / r->group.size,
+    printf("100 %% mfu is %.4g TFLOP/s%s, %s\n", 1e-12 * r->peak_flops / r->group.size,
            r->group.size > 1 ? " a rank" : "",
-           r->steps.peak_is_measured ? "measured on a large matmul" : "the data sheet's peak");
+           r->peak_is_measured ? "measured on a large matmul" : "the data sheet's peak");
     if (schedule.warmup > last && step < last)
         printf("the warm-up (-u %lld) is longer than the run: the learning rate ends at %.3g of -l\n",
                (long long)schedule.warmup, schedule_at(&schedule, last - 1));
@@ -371,7 +372,7 @@ static inline void run_report_end(Run* r, int failed) {
 // After the last step: read and log the remaining results, save, draw the plot, and report a profile with the energy of
 // ops, or an incomplete profile, and how the run ended.
 static inline void run_end(Run* r, const char* title) {
-    Profiler* profiler = &r->steps.profiler;
+    Profiler* profiler = &r->profiler;
     run_finish_steps(r, 0);
     group_begin_work(&r->group);
     run_save(r);
@@ -381,14 +382,14 @@ static inline void run_end(Run* r, const char* title) {
     ProfiledRun run = run_profiled(r);
     if (is_measured) profiler_report(stdout, profiler, &run);
     else if (r->stop) profiler_stop(stdout, profiler, &run);
-    step_graph_report(&r->steps.graph);
+    step_graph_report(&r->graph);
     run_report_end(r, failed);
 }
 
 // Free the model's buffers and everything else of the run.
 static inline void run_close(Run* r) {
     model_buffers_free(r->buffers);
-    steps_close(&r->steps, &r->ctx);
+    run_close_steps(r);
     optimizer_free(&r->optimizer);
     log_close(&r->log);
     if (r->writer) writer_close(r->writer);

@@ -22,7 +22,7 @@ typedef struct {
     int cautious_decay;
     double adamw_lr;
     int64_t muon_warmup;
-    int keep_best;
+    int keep_best, sample_every;
     int64_t ema_start, fp8_steps;
     double ema;
     double loss_outlier, norm_outlier;
@@ -241,6 +241,8 @@ static inline int settings_language_rows(Settings* s, Flag* table, const char* m
          "Decay of an average of the weights, which is also validated and saved in OUT/ema. 1: plain mean; 0: off."},
         {NULL,  "--ema-start",           FLAG_SIZE,   &s->ema_start,           "1",       1,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "--ema: first step to include in the average."},
+        {"-s",  "--sample-every",        FLAG_INT,    &s->sample_every,        "500",     0,   1e9,      NULL,   SCOPE_FREE,    TOPIC_SAMPLES,
+         "Steps between samples, and one at the end: GPT-2's text, BERT's masks filled in. 0: never."},
         {NULL,  "--keep-best",           FLAG_INT,    &s->keep_best,           "0",       0,   1,        NULL,   SCOPE_FREE,    TOPIC_CHECKPOINTS,
          "1: save a checkpoint at each new lowest validation loss, and keep the one with the lowest."},
     };

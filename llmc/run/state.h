@@ -38,19 +38,6 @@ typedef struct {
     Readback result;  // gradient norm, loss scale of the gradients, losses, whether the update was skipped
 } LaunchedStep;
 
-typedef struct {
-    LaunchedStep launched[READBACK_LAG + 2];  // steps in flight, and the previous one, whose end is their start
-    int64_t finished;                         // steps whose results are read
-    Readback clock;                           // without values: only a time, between steps
-    const Readback* last;                     // its end is the start of the next step to finish
-    StepGraph graph;
-    double peak_flops;     // of the hardware of all ranks, per second
-    int peak_is_measured;  // 1: this device is not in the table of data-sheet peaks
-    Profiler profiler;
-    EnergyMeter energy;  // on rank 0, which writes the log, and on all ranks with --profile-energy
-    NvtxRanges ranges;
-} Steps;
-
 typedef struct Run Run;
 
 // Work that is due every `every` steps (0: never), and after the run's last step. All ranks do it.
@@ -82,7 +69,7 @@ struct Run {
     Text config;                                         // the model's config.json
     Tokenizer tokenizer;
     TokenizerFiles tokenizer_files;
-    int has_val;
+    int has_val, val_every;  // val_every: steps between validations; 0: none
     GradSync grad_sync;
     MemoryPlan plan;
     ModelBuffers* buffers;
@@ -101,7 +88,16 @@ struct Run {
     int64_t last;            // last step of the run
     int64_t end;             // last step of this process: --stop-after, or the run's last
     int stop;                // why it stops earlier: a signal's number, or LOCK_IS_LOST; 0: it does not
-    Steps steps;
+    LaunchedStep launched[READBACK_LAG + 2];  // steps in flight, and the previous one, whose end is their start
+    int64_t finished;                         // steps whose results are read
+    Readback clock;                           // without values: only a time, between steps
+    const Readback* step_start;               // its end is the start of the next step to finish
+    StepGraph graph;
+    double peak_flops;     // of the hardware of all ranks, per second
+    int peak_is_measured;  // 1: this device is not in the table of data-sheet peaks
+    Profiler profiler;
+    EnergyMeter energy;  // on rank 0, which writes the log, and on all ranks with --profile-energy
+    NvtxRanges ranges;
     SavedState restored;  // the checkpoint's
     int shares_plans;     // all ranks use the matmul algorithms that rank 0 chose
     Best best;

@@ -25,46 +25,43 @@ static inline int run_micro_batch_first(const Run* r, int i) {
 // Check --profile and --graph before anything is written. There must be steps to profile.
 static inline void run_open_steps(Run* r) {
     const Settings* settings = &r->settings;
-    Steps* s = &r->steps;
     if (settings->profile && settings->evaluate)
         die(USAGE, "--profile %d measures training steps; --evaluate has none", settings->profile);
     if (settings->profile_energy && !GPU_BUILD)
         die(USAGE, "--profile-energy 1 measures a GPU by its driver's NVML; this is the CPU build");
-    step_graph_open(&s->graph, settings, r->group.size);
-    nvtx_open(&s->ranges, &r->ctx);
-    for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);
-    readback_open(&s->clock);
+    step_graph_open(&r->graph, settings, r->group.size);
+    nvtx_open(&r->ranges, &r->ctx);
+    for (size_t i = 0; i < COUNT_OF(r->launched); i++) readback_open(&r->launched[i].result);
+    readback_open(&r->clock);
 }
 
-static inline void steps_close(Steps* s, Context* ctx) {
-    for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_close(&s->launched[i].result);
-    readback_close(&s->clock);
-    step_graph_close(&s->graph);
-    profiler_close(&s->profiler);
-    nvtx_close(&s->ranges, ctx);
+static inline void run_close_steps(Run* r) {
+    for (size_t i = 0; i < COUNT_OF(r->launched); i++) readback_close(&r->launched[i].result);
+    readback_close(&r->clock);
+    step_graph_close(&r->graph);
+    profiler_close(&r->profiler);
+    nvtx_close(&r->ranges, &r->ctx);
 }
 
 // Exclude the time between steps, such as a validation, from the next step.
 static inline void run_restart_clock(Run* r) {
-    Steps* s = &r->steps;
-    readback_record(&r->ctx, &s->clock);
-    s->last = &s->clock;
-    energy_begin(&s->energy, now_seconds());
+    readback_record(&r->ctx, &r->clock);
+    r->step_start = &r->clock;
+    energy_begin(&r->energy, now_seconds());
 }
 
 // Start at the run's current step.
 static inline void run_begin_steps(Run* r) {
     const Settings* settings = &r->settings;
-    Steps* s = &r->steps;
-    s->finished = r->step;
+    r->finished = r->step;
     double known = peak_of_data_sheet();
-    s->peak_flops = (known > 0 ? known : peak_matmul_flops(&r->ctx)) * r->group.size;
-    s->peak_is_measured = known == 0;
-    if (settings->profile_energy || (r->group.rank == 0 && *settings->out)) energy_open(&s->energy);
-    if (settings->profile_energy && !s->energy.device) warn("--profile-energy 1: NVML has no energy counter here");
-    profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->fp8 > 0, r->step, &r->ctx);
-    s->profiler.meter = s->energy.device ? &s->energy : NULL;
-    s->profiler.measures_ops = settings->profile_energy && s->energy.device;
+    r->peak_flops = (known > 0 ? known : peak_matmul_flops(&r->ctx)) * r->group.size;
+    r->peak_is_measured = known == 0;
+    if (settings->profile_energy || (r->group.rank == 0 && *settings->out)) energy_open(&r->energy);
+    if (settings->profile_energy && !r->energy.device) warn("--profile-energy 1: NVML has no energy counter here");
+    profiler_open(&r->profiler, settings->profile_warmup, settings->profile, settings->fp8 > 0, r->step, &r->ctx);
+    r->profiler.meter = r->energy.device ? &r->energy : NULL;
+    r->profiler.measures_ops = settings->profile_energy && r->energy.device;
     run_restart_clock(r);
 }
 
@@ -79,7 +76,7 @@ static inline void run_begin_step(Run* r) {
     r->lr = schedule_at(&r->schedule, r->step);
     scope_step(&r->ctx, r->step + 1);
     if (r->settings.fp8) fp8_state_begin_step(&r->buffers->fp8);
-    if (r->step == r->buffers->fp8.steps) step_graph_restart(&r->steps.graph);  // with other matmuls
+    if (r->step == r->buffers->fp8.steps) step_graph_restart(&r->graph);  // with other matmuls
 }
 
 // Micro-batch i is on the device. Gradients are all-reduced during the backward pass of the last one. With --graph,
@@ -87,22 +84,21 @@ static inline void run_begin_step(Run* r) {
 static inline void run_begin_micro_batch(Run* r, int i) {
     int is_last = i + 1 == r->micro_steps;
     if (r->group.size > 1 && r->direction == BACKWARD && is_last) grad_sync_begin(&r->grad_sync);
-    if (r->steps.graph.is_on) step_graph_begin(&r->steps.graph, i == 0, is_last, &r->ctx);
+    if (r->graph.is_on) step_graph_begin(&r->graph, i == 0, is_last, &r->ctx);
 }
 
 // All of micro-batch i is launched. With --graph, the captured launches run; those of the last one, in run_log().
 static inline void run_end_micro_batch(Run* r, int i) {
     int is_last = i + 1 == r->micro_steps;
-    if (r->steps.graph.is_on && !is_last) step_graph_end(&r->steps.graph, &r->ctx);
+    if (r->graph.is_on && !is_last) step_graph_end(&r->graph, &r->ctx);
     if (is_last) r->buffers->dropout.is_on = 0;
 }
 
 // Finish the all-reduce of the gradients, and all-reduce the losses.
 static inline void run_all_reduce(Run* r, StepLosses losses) {
-    GradSync* sync = &r->grad_sync;
-    if (r->group.size > 1 && r->settings.passes != PASSES_FORWARD) grad_sync_finish(sync, r->buffers->grads, &r->ctx);
+    if (r->group.size > 1 && r->direction == BACKWARD) grad_sync_finish(&r->grad_sync, r->buffers->grads, &r->ctx);
     for (int i = 0; r->group.size > 1 && i < losses.count; i++)
-        grad_sync_all_reduce(sync, losses.values[i], 1, SUM_REAL, &r->ctx);
+        grad_sync_all_reduce(&r->grad_sync, losses.values[i], 1, SUM_REAL, &r->ctx);
     if (r->settings.fp8) fp8_state_end_step(&r->buffers->fp8, r->step, &r->grad_sync, &r->ctx);
 }
 
@@ -154,17 +150,16 @@ static inline void run_share_plans(Run* r) {
 
 // The step is launched: start reading its results, which run_end_step() logs.
 static inline void run_log(Run* r, StepLosses losses, StepWork work) {
-    Steps* s = &r->steps;
     const Optimizer* o = &r->optimizer;
-    LaunchedStep* launched = &s->launched[r->step % (int64_t)COUNT_OF(s->launched)];
+    LaunchedStep* launched = &r->launched[r->step % (int64_t)COUNT_OF(r->launched)];
     const real* results[STEP_LOSSES + 3] = {o->norm, &o->loss_scale->applied};
     int count = 2;
     for (int i = 0; i < losses.count; i++) results[count++] = losses.values[i];
     if (optimizer_judges_outliers(o)) results[count++] = &o->outliers->skipped;
     readback_copy(&r->ctx, &launched->result, results, count);
-    if (s->graph.is_on) step_graph_end(&s->graph, &r->ctx);
+    if (r->graph.is_on) step_graph_end(&r->graph, &r->ctx);
     readback_record(&r->ctx, &launched->result);
-    s->graph.steps++;
+    r->graph.steps++;
     launched->lr = r->lr;
     launched->work = work;
     if (r->settings.passes == PASSES_FORWARD) launched->work.flops /= 3;  // the backward pass has the other two thirds
@@ -181,9 +176,9 @@ static inline void run_log(Run* r, StepLosses losses, StepWork work) {
 
 // Add to a line of log.jsonl: energy and clock, if their measurement ended with this step; and with several losses,
 // each loss and sequences per second.
-static inline void steps_extra(Text* t, const LaunchedStep* done, double seconds, EnergyMeter* energy) {
-    double joules = energy->device ? energy_step(energy, now_seconds()) : (double)NAN;
-    if (!isnan(joules)) log_put(t, "joules", joules, 6), log_put(t, "mhz", energy_mhz(energy), 6);
+static inline void run_put_extra(Run* r, Text* t, const LaunchedStep* done, double seconds) {
+    double joules = r->energy.device ? energy_step(&r->energy, now_seconds()) : (double)NAN;
+    if (!isnan(joules)) log_put(t, "joules", joules, 6), log_put(t, "mhz", energy_mhz(&r->energy), 6);
     if (done->losses.count < 2) return;
     for (int i = 0; i < done->losses.count; i++)
         log_put(t, done->losses.names[i], (double)done->result.values[2 + i], 9);
@@ -192,8 +187,8 @@ static inline void steps_extra(Text* t, const LaunchedStep* done, double seconds
 
 // Whether the gradients overflowed only because of the loss scale. Then the optimizer has skipped the update and
 // lowered the scale, and the run continues. A non-finite loss, or an overflow at the lowest scale, is an error.
-static inline int steps_is_overflow(LossScaleRule rule, double loss, double norm, double scale) {
-    return !isfinite(norm) && isfinite(loss) && rule.kind == LOSS_SCALE_DYNAMIC && scale > LOSS_SCALE_FLOOR;
+static inline int run_has_overflowed(int is_scaled, double loss, double norm, double scale) {
+    return !isfinite(norm) && isfinite(loss) && is_scaled && scale > LOSS_SCALE_FLOOR;
 }
 
 // Wait for a step's results, which depend on the other ranks. Polls for NCCL errors; otherwise the wait might not end.
@@ -208,20 +203,18 @@ static inline void run_await(const Run* r, Readback* result) {
 
 // Wait for the oldest step, log it, and check that its loss and norm are finite.
 static inline void run_finish_step(Run* r) {
-    Steps* s = &r->steps;
     const Optimizer* o = &r->optimizer;
-    LaunchedStep* done = &s->launched[s->finished % (int64_t)COUNT_OF(s->launched)];
+    LaunchedStep* done = &r->launched[r->finished % (int64_t)COUNT_OF(r->launched)];
     run_await(r, &done->result);
     double loss = 0, norm = (double)done->result.values[0], scale = (double)done->result.values[1];
-    double seconds = readback_seconds(s->last, &done->result);
+    double seconds = readback_seconds(r->step_start, &done->result);
     for (int i = 0; i < done->losses.count; i++) loss += (double)done->result.values[2 + i];
-    int overflow = steps_is_overflow(o->rule, loss, norm, scale);
+    int is_scaled = o->rule.kind == LOSS_SCALE_DYNAMIC, overflow = run_has_overflowed(is_scaled, loss, norm, scale);
     int is_outlier = optimizer_judges_outliers(o) && done->result.values[2 + done->losses.count] != 0;
-    int is_scaled = o->rule.kind == LOSS_SCALE_DYNAMIC;
     // If the machine was busy at the start, the measured peak was too low.
-    if (s->peak_is_measured) s->peak_flops = fmax(s->peak_flops, done->work.flops / seconds);
+    if (r->peak_is_measured) r->peak_flops = fmax(r->peak_flops, done->work.flops / seconds);
     Text extra = {NULL, 0, 0};
-    steps_extra(&extra, done, seconds, &s->energy);
+    run_put_extra(r, &extra, done, seconds);
     if (is_outlier) json_put_bool(&extra, "skipped", 1);
     LogStep line;
     memset(&line, 0, sizeof line);
@@ -229,15 +222,15 @@ static inline void run_finish_step(Run* r) {
     line.loss = loss, line.lr = done->lr, line.grad_norm = norm;
     line.seconds = seconds;
     line.tokens_per_second = done->work.tokens / seconds;
-    line.mfu = done->work.flops / seconds / s->peak_flops;
+    line.mfu = done->work.flops / seconds / r->peak_flops;
     line.loss_scale = is_scaled ? scale : 0;
     line.note = overflow     ? "gradients overflowed: update skipped, loss scale lowered"
                 : is_outlier ? "an outlier: update skipped"
                              : NULL;
     line.extra = extra.text;
-    s->last = &done->result;
-    s->finished = done->step;
-    if (s->profiler.count) profiler_step_took(&s->profiler, done->step - 1, seconds);
+    r->step_start = &done->result;
+    r->finished = done->step;
+    if (r->profiler.count) profiler_step_took(&r->profiler, done->step - 1, seconds);
     if (!isfinite(norm) && !overflow) run_report_nan(r, done->step, loss, norm);
     log_step(&r->log, &line);
     free(extra.text);
@@ -245,16 +238,15 @@ static inline void run_finish_step(Run* r) {
 
 // Finish all launched steps but the last `lag`.
 static inline void run_finish_steps(Run* r, int lag) {
-    while (r->step - r->steps.finished > lag) run_finish_step(r);
+    while (r->step - r->finished > lag) run_finish_step(r);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // --profile
 
 static inline ProfiledRun run_profiled(Run* r) {
-    const Steps* s = &r->steps;
-    const int64_t count = (int64_t)COUNT_OF(s->launched);
-    const LaunchedStep* newest = &s->launched[(r->step + count - 1) % count];  // before the first step: an empty one
+    const int64_t count = (int64_t)COUNT_OF(r->launched);
+    const LaunchedStep* newest = &r->launched[(r->step + count - 1) % count];  // before the first step: an empty one
     ProfiledRun run;
     memset(&run, 0, sizeof run);
     run.out = r->settings.out, run.lock = &r->lock;
@@ -267,15 +259,15 @@ static inline ProfiledRun run_profiled(Run* r) {
 
 // Before the launch of a step.
 static inline void run_begin_profiled_step(Run* r) {
-    if (!profiler_prepare_step(&r->steps.profiler, r->step, &r->ctx)) return;
+    if (!profiler_prepare_step(&r->profiler, r->step, &r->ctx)) return;
     run_restart_clock(r);  // the step's time excludes its preparation
-    profiler_begin_step(&r->steps.profiler, &r->ctx);
+    profiler_begin_step(&r->profiler, &r->ctx);
 }
 
 // After the launch of a step: write the report after the last profiled one. Returns 1 if the step's results must be
 // read at once and the clock restarted.
 static inline int run_end_profiled_step(Run* r) {
-    Profiler* profiler = &r->steps.profiler;
+    Profiler* profiler = &r->profiler;
     int at_once = profiler_reads_at_once(profiler, r->step - 1);
     if (profiler_end_step(profiler, r->step - 1, &r->ctx)) {
         group_begin_work(&r->group);
@@ -342,7 +334,7 @@ static inline void run_catch_up(Run* r) {
 // Read and log the results of all launched steps, or of all but the last if nothing is due. Then do what is due, which
 // takes time and needs a complete log.
 static inline void run_end_step(Run* r) {
-    int pauses = r->steps.profiler.count && run_end_profiled_step(r);
+    int pauses = r->profiler.count && run_end_profiled_step(r);
     if (r->writer->phase != WRITER_IDLE) writer_poll(r->writer);  // a checkpoint is written in the background
     for (const DueWork* d = r->due; d < r->due + r->due_count; d++) pauses |= run_is_due(r, d);
     run_finish_steps(r, pauses || r->step == r->end ? 0 : READBACK_LAG);
@@ -374,7 +366,7 @@ static inline int run_next_step(Run* r, int signal) {
     if (!r->stop) r->stop = stop;
     if (r->stop) return 0;
     if (r->group.size > 1) group_begin_step(&r->group, r->step + 1);
-    if (r->steps.profiler.count) run_begin_profiled_step(r);
+    if (r->profiler.count) run_begin_profiled_step(r);
     return 1;
 }
 

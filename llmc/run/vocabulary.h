@@ -5,8 +5,8 @@
 #include "llmc/base/process.h"
 #include "llmc/data/lm_data.h"
 #include "llmc/data/token_scan.h"
+#include "llmc/run/evaluate.h"
 #include "llmc/run/find_files.h"
-#include "llmc/run/state.h"
 
 // Open the tokenizer of the first of these directories that has one: checkpoint, model, data. Reads all of its files
 // now, because the directory may be gone when the run saves.
@@ -48,6 +48,13 @@ static inline Text run_decode(const Run* r, const int* tokens, int n) {
         else text_printf(&text, "%d ", tokens[i]);
     }
     return text;
+}
+
+// Show a sample of n tokens, on rank 0 (run_show_text).
+static inline void run_show_tokens(Run* r, const int* tokens, int n) {
+    Text text = run_decode(r, tokens, n);
+    if (r->group.rank == 0) run_show_text(r, &text);
+    free(text.text);
 }
 
 // Whether the shards' directory has the run's tokenizer and that tokenizer fits the model.
