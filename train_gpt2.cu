@@ -614,16 +614,9 @@ static void plan_model(Trainer* t, Config config, int T, int recompute) {
 static void open_data(Trainer* t) {
     Run* r = &t->run;
     const Config* c = &t->model.config;
-    LmData* data = &t->data;
     int end_of_text = run_end_of_text(r, c->V);
-    lm_data_open(data, r->train_pattern, r->val_pattern, c->V, (uint64_t)r->settings.seed,
-                 r->settings.shuffle ? SHUFFLED : IN_ORDER, r->group.size);
     multiple_choice_sets_open(&t->choices, c->V, t->model.T, &r->group);
-    run_check_data(r, shards_fingerprint(&data->train_shards), r->train_pattern);
-    Text config = config_write(c, end_of_text, run_eos(r, c->V, end_of_text));
-    run_check_ranks(r, config, data->has_val, data->has_val ? shards_fingerprint(&data->val_shards) : 0);
-    vocabulary_check(r, data, c->V);
-    run_set_last(r, batch_lm_windows(&data->train));
+    vocabulary_open_data(r, &t->data, c->V, config_write(c, end_of_text, run_eos(r, c->V, end_of_text)));
 }
 
 static void trainer_close(Trainer* t) {
@@ -635,14 +628,13 @@ static void trainer_close(Trainer* t) {
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
-    Model* m = &t->model;
     run_parse(r, settings_flags(t), argc, argv, "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
     run_join(r, "data/builtin/train.bin");
     run_find_model(r, "", "");
     Config config = find_config(r);
     plan_model(t, config, run_sequence_length(r, config.T), r->settings.recompute);
     open_data(t);
-    run_init_model(r, &m->buffers, weight_rules(&m->config));
+    run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
 }
 
 #ifndef OTHER_MAIN  // apps/use_gpt2.cu has its own
