@@ -103,11 +103,8 @@ run -y 1 -o resumed
 cmp -s straight/model.safetensors resumed/model.safetensors || why=${why:-'other weights'}
 verdict 'a resumed run' "$why"
 
-# What cannot be captured is refused, or done without.
+# What cannot be captured is refused.
 run $alone -x 16 --graph 1 --profile 2 -o refused
 [ "$status" = 2 ] && grep -q '^error: --graph 1: --profile' "$work/stderr" && why= || why="status $status, $(tail -n 1 "$work/stderr")"
 verdict '--graph 1 with --profile is refused' "$why"
-run $alone -x 8 --graph auto -o auto
-[ -n "$(graphs)" ] && why= || why='auto used no graph'
-verdict 'auto uses graphs' "$why"
 finish

@@ -42,7 +42,6 @@ typedef struct {
 // Values of choices, in the order of their names.
 enum { NAN_STOP, NAN_SKIP };
 enum { INIT_BY_CONFIG, INIT_ZERO_OUT };
-enum { GRAPH_OFF, GRAPH_ON, GRAPH_AUTO };
 enum { PASSES_TRAIN, PASSES_BACKWARD, PASSES_FORWARD };
 #define PASSES_CHOICES "train|backward|forward"
 
@@ -207,9 +206,8 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
          "Part of a step to profile. forward and backward neither train nor save."},
         {NULL,  "--autotune",            FLAG_INT,    &s->autotune,            "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU: 1 times candidate algorithms for each large matmul once; checkpoints hold the choices."},
-        {NULL,  "--graph",               FLAG_CHOICE, &s->graph,               "0",       0,   0,        "0|1|auto", SCOPE_FREE, TOPIC_DEVICE,
-         "GPU: 1 launches each step as a CUDA graph, which helps steps of a few milliseconds; results are bitwise equal. "
-         "auto: where possible."},
+        {NULL,  "--graph",               FLAG_INT,    &s->graph,               "0",       0,   1,        NULL,   SCOPE_FREE,    TOPIC_DEVICE,
+         "GPU: 1 launches each step as a CUDA graph, which helps steps of a few milliseconds; results are bitwise equal."},
         {"-f",  "--tf32",                FLAG_INT,    &s->tf32,                "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU, fp32 build: 1 lets matmuls and materialized attention round their inputs to TF32."},
         {NULL,  "--threads",             FLAG_INT,    &s->threads,             "0",       0,   4096,     NULL,   SCOPE_RANK,    TOPIC_DEVICE,
@@ -309,10 +307,11 @@ static inline void settings_check_profile(const Settings* s, int64_t left) {
 // Resuming
 
 // The text of a saved value. What is now --fp8 1 was 2; another 1, without GPT-2's output matrix, has fewer scales
-// (fp8_state_set). --loss-scale was a choice, and its number a flag of its own.
+// (fp8_state_set). --graph had a third choice; --loss-scale was a choice, and its number a flag of its own.
 static inline const char* settings_saved_text(const Flag* row, const JsonNode* saved, const char* file) {
     if (!saved->string) die(USAGE, "%s: key \"%s\": is not a setting's value", file, row->long_name + 2);
     if (strcmp(row->long_name, "--fp8") == 0 && strcmp(saved->string, "2") == 0) return "1";
+    if (strcmp(row->long_name, "--graph") == 0 && strcmp(saved->string, "auto") == 0) return "0";
     if (strcmp(row->long_name, "--loss-scale") != 0) return saved->string;
     return strcmp(saved->string, "auto") == 0      ? "-1"
            : strcmp(saved->string, "off") == 0     ? "0"
