@@ -175,11 +175,11 @@ static void forward(Model* m, const Batch* b, Context* ctx) {
     const Sequences* s = &b->s;
     Embeddings tables = {.word = m->p.wte, .position = m->p.wpe};
     EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = s};
-    EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = c->C, .padding = -1};
+    Dropout dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
     scope_at(ctx, FORWARD, -1);
     if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, 0, ctx);  // the parameters outside the layers
     if (m->buffers.fp32_copies.copies) model_buffers_update_copies(&m->buffers, ctx);
-    embedding_forward(m->a.embedded, in, tables, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
+    embedding_forward(m->a.embedded, in, tables, m->buffers.step.embedding, dropout, ctx);
     layernorm_forward(m->a.h[0].ln1.v, m->a.h[0].ln1_stats, m->a.embedded, m->p.h[0].ln1,
                       (Rows){.N = s->rows, .C = c->C}, (real)c->eps, ctx);
     operand_fill(m->a.h[0].ln1, s->rows, c->C, ctx);
@@ -266,7 +266,7 @@ static void backward(Model* m, const Batch* b, Mode mode, Context* ctx) {
         .dy = m->a.dln, .x = residual_into(m, c->L), .stats = m->a.lnf_stats, .w = m->p.lnf.w, .size = rows};
     EmbeddingGrads dtables = {.word = m->g.wte, .position = m->g.wpe};
     EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = s};
-    EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = C, .padding = -1};
+    Dropout dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
 
     scope_at(ctx, BACKWARD, -1);
     linear_backward_weight(m->g.head, m->a.dlogits, m->a.head_in, N, C, m->Vp, mode, ctx);
@@ -275,8 +275,8 @@ static void backward(Model* m, const Batch* b, Mode mode, Context* ctx) {
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
     // A tied head has already written the token embedding's gradient.
-    embedding_backward(dtables, m->a.dx, in, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), c->tied ? ADD : mode,
-                       mode, ctx);
+    Mode word_mode = c->tied ? ADD : mode;
+    embedding_backward(dtables, m->a.dx, in, m->buffers.step.embedding, dropout, word_mode, mode, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -471,7 +471,7 @@ static void on_signal(int number) { stop_signal = number; }
 static StepWork step_work(const Model* m, int sequences) {
     const Config* c = &m->config;
     size_t N = m->buffers.table.parameters - (size_t)c->T * (size_t)c->C;
-    StepWork work = {.consumed = sequences, .sequences = sequences, .tokens = (double)sequences * m->T};
+    StepWork work = {.consumed = sequences, .sequences = (double)sequences, .tokens = (double)sequences * m->T};
     work.flops = work.tokens * (6 * (double)N + 12.0 * c->L * c->C * m->T);
     return work;
 }

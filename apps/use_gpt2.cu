@@ -55,9 +55,8 @@ static void decode(Model* m, int position, const Batch* b, Context* ctx) {
     const BlockActs* first = &m->a.h[0];
     Embeddings tables = {.word = m->p.wte, .position = m->p.wpe};
     EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = &b->s};
-    EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = c->C, .padding = -1};
     scope_at(ctx, FORWARD, -1);
-    embedding_forward(m->a.embedded, in, tables, sizes, dropout_none(&b->s), ctx);
+    embedding_forward(m->a.embedded, in, tables, m->buffers.step.embedding, dropout_none(&b->s), ctx);
     layernorm_forward(first->ln1.v, first->ln1_stats, m->a.embedded, m->p.h[0].ln1, (Rows){.N = 1, .C = c->C},
                       (real)c->eps, ctx);
     operand_fill(first->ln1, 1, c->C, ctx);
