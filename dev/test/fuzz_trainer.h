@@ -143,7 +143,7 @@ static Trainer* fuzz_steps(int argc, char** argv, int64_t steps, int limit) {
 
 static void fuzz_train(int argc, char** argv, int64_t steps, int limit) {
     Trainer* r = fuzz_steps(argc, argv, steps, limit);
-    if (steps > 1 && run_finish_save(&r->run) != 0) fuzz_broken("a checkpoint was not saved");
+    if (steps > 1 && writer_finish(r->run.writer) != 0) fuzz_broken("a checkpoint was not saved");
     trainer_close(r);
     free(r);
 }

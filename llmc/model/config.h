@@ -3,6 +3,7 @@
 #define LLMC_MODEL_CONFIG_H
 
 #include "llmc/base/json.h"
+#include "llmc/data/safetensors.h"
 #include "llmc/device/device.h"
 
 // CONFIG_TOKEN is a token ID. A null in the file is read as -1. CONFIG_GELU is the name of an activation.

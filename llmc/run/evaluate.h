@@ -68,13 +68,10 @@ static inline void val_share_print(const ValShare* v) {
 // Gradients and losses that are not finite: the run ends with STOPPED_BY_NAN, or continues with --on-nan skip. Loading
 // weights that are not finite is an error (model_files.h).
 
-// Wait until the last checkpoint is written. Returns 0, or -1 after a warning. All ranks call it.
-static inline int run_finish_save(const Run* r) { return writer_finish(r->writer); }
-
 // A value is not finite. Rank 0 prints `what`; then the run ends or continues. All ranks call it.
 static inline void run_not_finite(const Run* r, const char* what) {
     int trains = r->writer != NULL, stops = !trains || r->settings.on_nan == NAN_STOP;
-    if (trains && stops) run_finish_save(r);
+    if (trains && stops) writer_finish(r->writer);
     if (r->group.rank == 0 && !stops) warn("%s", what);
     if (r->group.rank == 0 && stops) {
         char* good = trains && r->writer->saved >= 0 ? checkpoint_path(r->out, r->writer->saved) : xprintf("none");

@@ -106,10 +106,13 @@ static inline void run_find_model(Run* r, const char* flag, const char* other) {
     find_model(r->source, &r->directory, &r->weights);
 }
 
-// Micro-batches per step on each rank, of B sequences of T tokens. A step has --total-batch tokens. Without that flag,
-// a resumed run keeps its number of sequences, and a new run has one micro-batch per rank. An evaluation has one.
-static inline int run_count_micro_steps(Run* r, int B, int T) {
+// The sequence length: -t, or by default the model's number of positions. Sets r->micro_steps, the micro-batches per
+// step on each rank. A step has --total-batch tokens. Without that flag, a resumed run keeps its number of sequences,
+// and a new run has one micro-batch per rank. An evaluation has one.
+static inline int run_sequence_length(Run* r, int positions) {
+    const int B = r->settings.B, T = r->settings.T ? r->settings.T : positions;
     int64_t total_batch = r->settings.total_batch, ranks = r->group.size, micro_tokens = (int64_t)B * T * ranks;
+    if (T > positions) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, positions);
     if (r->settings.evaluate) total_batch = r->step_sequences = 0;
     if ((int64_t)B * T > 1 << 30)
         die(USAGE, "-b %d: a micro-batch of -t %d has more than 2^30 tokens; use -d for large steps", B, T);
@@ -126,14 +129,7 @@ static inline int run_count_micro_steps(Run* r, int B, int T) {
             "ranks, or give -b or -d with --override 1",
             r->checkpoint, (long long)sequences, (long long)ranks, B);
     r->step_sequences = sequences;
-    return (int)(sequences / (B * ranks));
-}
-
-// The sequence length: -t, or by default the model's number of positions. Sets r->micro_steps.
-static inline int run_sequence_length(Run* r, int positions) {
-    int T = r->settings.T ? r->settings.T : positions;
-    if (T > positions) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, positions);
-    r->micro_steps = run_count_micro_steps(r, r->settings.B, T);
+    r->micro_steps = (int)(sequences / (B * ranks));
     return T;
 }
 
@@ -376,7 +372,7 @@ static inline void run_end(Run* r, const char* title) {
     run_finish_steps(r, 0);
     group_begin_work(&r->group);
     run_save(r);
-    int failed = run_finish_save(r) != 0 || r->save_failed;
+    int failed = writer_finish(r->writer) != 0 || r->save_failed;
     log_write_svg(&r->log, title);
     int is_measured = profiler_measure_ops(profiler, &r->group, &r->ctx);
     ProfiledRun run = run_profiled(r);
