@@ -605,7 +605,7 @@ static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
     run_all_reduce(r, losses);
     run_update(r, losses);
     MlmSizes sizes = {.L = m->config.L, .C = m->config.C, .F = m->config.F, .V = m->config.V, .next = m->config.next};
-    run_log(r, losses, mlm_step_work(counts, run_step_sequences(r), sizes));
+    run_read_results(r, losses, mlm_step_work(counts, run_step_sequences(r), sizes));
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -495,7 +495,7 @@ static void train_step(Run* r, Model* m, LmData* data) {
     }
     run_all_reduce(r, losses);
     run_update(r, losses);
-    run_log(r, losses, work);
+    run_read_results(r, losses, work);
 }
 
 // ---------------------------------------------------------------------------------------------------------

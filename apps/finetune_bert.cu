@@ -267,7 +267,7 @@ static void train_step(Run* r, TaskModel* m, MlmSource* data) {
     }
     run_all_reduce(r, losses);
     run_update(r, losses);
-    run_log(r, losses, step_work(m, counts, run_step_sequences(r)));
+    run_read_results(r, losses, step_work(m, counts, run_step_sequences(r)));
 }
 
 // ---------------------------------------------------------------------------------------------------------

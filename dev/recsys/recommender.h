@@ -113,7 +113,7 @@ static void train_step(Trainer* t) {
     run_begin_step(r);
     train_samples(t, step / t->epoch_steps, step % t->epoch_steps * (uint64_t)B);
     StepWork work = {B, (double)B, (double)B, model_flops(&t->model)};  // a sample counts as a token
-    run_log(r, losses, work);
+    run_read_results(r, losses, work);
 }
 
 // Train or evaluate. `usage`: the first line of --help; `score`: the key of a validation in log.jsonl; `what`: the

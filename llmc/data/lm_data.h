@@ -53,8 +53,8 @@ typedef struct {
 // Planning for the worst case, N, would take 16 KiB per row and head where attention's scratch is tiled.
 static inline int lm_data_planned_documents(int B, int N) { return B + N / LM_MEAN_DOCUMENT; }
 
-// Numbers of ints: of a micro-batch as it is read, of the layout, and of everything on the device, where cu_seqlens of a
-// text come last.
+// Numbers of ints: of a micro-batch as it is read, of the layout, and of everything on the device, where the cu_seqlens
+// of a text come last.
 static inline size_t lm_batch_ints(int B, int T, int has_documents) {
     return 2 * (size_t)B * (size_t)T + (has_documents ? documents_ints(B * T) : 0);
 }

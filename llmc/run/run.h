@@ -9,7 +9,7 @@
  *   run_begin         open the log. From here on the run writes files
  *   run_next_step     whether another step follows. The trainer launches it (step.h):
  *     run_begin_step, for each micro-batch run_begin_micro_batch and run_end_micro_batch, then run_all_reduce,
- *     run_update, run_log
+ *     run_update, run_read_results
  *   run_end_step      read and log results. Then do what is due by the trainer's table, such as validation (evaluate.h)
  *   run_end           the last results, the last checkpoint, the plot
  *   run_close */

@@ -87,7 +87,8 @@ static inline void run_begin_micro_batch(Run* r, int i) {
     if (r->graph.is_on) step_graph_begin(&r->graph, i == 0, is_last, &r->ctx);
 }
 
-// All of micro-batch i is launched. With --graph, the captured launches run; those of the last one, in run_log().
+// All of micro-batch i is launched. With --graph, the captured launches run now; those of the last micro-batch run in
+// run_read_results().
 static inline void run_end_micro_batch(Run* r, int i) {
     int is_last = i + 1 == r->micro_steps;
     if (r->graph.is_on && !is_last) step_graph_end(&r->graph, &r->ctx);
@@ -149,7 +150,7 @@ static inline void run_share_plans(Run* r) {
 }
 
 // The step is launched: start reading its results, which run_end_step() logs.
-static inline void run_log(Run* r, StepLosses losses, StepWork work) {
+static inline void run_read_results(Run* r, StepLosses losses, StepWork work) {
     const Optimizer* o = &r->optimizer;
     LaunchedStep* launched = &r->launched[r->step % (int64_t)COUNT_OF(r->launched)];
     const real* results[STEP_LOSSES + 3] = {o->norm, &o->loss_scale->applied};
