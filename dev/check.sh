@@ -116,7 +116,7 @@ generated_functions="unicode_class unicode_strip unicode_lower"
 # kernels on sm_100 take 2 and 3 registers more (dev/LOG.md).
 long_kernels="layernorm_backward_kernel"
 # Functions with more than 8 parameters. This number only goes down.
-most_wide_functions=10
+most_wide_functions=6
 # dev/ has kernels of its own, in dev/ladder and dev/recsys.
 dev_headers=$(find dev -name '*.h' -o -name '*.cuh' | sort)
 for header in $headers $dev_headers; do
@@ -125,7 +125,7 @@ done
 # These numbers only go down.
 most_lines train_gpt2.cu 667
 most_lines train_bert.cu 722
-most_lines apps/finetune_bert.cu 400
+most_lines apps/finetune_bert.cu 387
 most_lines apps/use_gpt2.cu 173
 most_lines apps/use_bert.cu 120
 most_lines dev/recsys/train_dlrm.cu 500
