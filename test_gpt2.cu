@@ -10,20 +10,27 @@
 #include "dev/test/bench_gpt2.h"
 #include "dev/test/model_tests.h"
 
-// Losses and gradients of the sequences in m->in, which are number first and up of step number `step`.
-static void train_batch(Model* m, uint64_t step, int first, double scale, Mode mode, Context* ctx) {
-    Sequences s = lm_input_sequences(&m->in, m->B, first);
+// Losses and gradients of the sequences in b->data, which are number first and up of step number `step`.
+static void train_batch(Bench* b, uint64_t step, int first, double scale, Mode mode) {
+    Model* m = &b->m;
+    Batch batch = lm_data_batch(&b->data, m->B, first);
     m->buffers.dropout.is_on = 1, m->buffers.dropout.step = step;
-    forward(m, m->in.inputs, &s, ctx);
-    forward_head(m, m->a.lnf, s.rows, ctx);
-    compute_loss(m, &s, scale, BACKWARD, mode, ctx);
-    backward(m, m->in.inputs, &s, mode, ctx);
+    forward(m, &batch, &b->ctx);
+    forward_head(m, m->a.lnf, batch.s.rows, &b->ctx);
+    compute_loss(m, &batch, scale, BACKWARD, mode, &b->ctx);
+    backward(m, &batch, mode, &b->ctx);
     m->buffers.dropout.is_on = 0;
 }
 
+// Logits and losses of the sequences in b->data.
+static void evaluate_bench(Bench* b, double scale) {
+    Batch batch = lm_data_batch(&b->data, b->m.B, 0);
+    evaluate_batch(&b->m, &batch, scale, SET, &b->ctx);
+}
+
 static void bench_batch(Bench* b, const int* inputs, const int* targets) {
-    device_upload(&b->ctx, b->m.in.inputs, inputs, (size_t)b->m.N * sizeof(int));
-    device_upload(&b->ctx, b->m.in.targets, targets, (size_t)b->m.N * sizeof(int));
+    device_upload(&b->ctx, b->data.inputs, inputs, (size_t)b->m.N * sizeof(int));
+    device_upload(&b->ctx, b->data.targets, targets, (size_t)b->m.N * sizeof(int));
     device_synchronize(&b->ctx);
 }
 
@@ -69,7 +76,7 @@ static void test_golden(Tests* t, const char* directory) {
 
     size_t V = (size_t)config.V, N = (size_t)m->N;
     real *want = (real*)xmalloc(N * V * sizeof(real)), *got = (real*)xmalloc(N * V * sizeof(real)), loss;
-    evaluate_batch(m, m->B, 1.0 / (double)N, SET, &b->ctx);
+    evaluate_bench(b, 1.0 / (double)N);
     double evaluated = model_loss(m, &b->ctx), error;
     real* logits = device_values(&b->ctx, m->a.logits, N * (size_t)m->Vp, VIEW_FLOATX);
     for (size_t i = 0; i < N; i++) memcpy(got + i * V, logits + i * (size_t)m->Vp, V * sizeof(real));
@@ -83,7 +90,7 @@ static void test_golden(Tests* t, const char* directory) {
     snprintf(name, sizeof name, "%s loss", directory);
     report(t, error <= tolerance, name, error, tolerance);
 
-    train_batch(m, 0, 0, 1.0 / (double)N, SET, &b->ctx);
+    train_batch(b, 0, 0, 1.0 / (double)N, SET);
     real* grads = device_values(&b->ctx, m->buffers.grads, m->buffers.table.elements, VIEW_REAL);
     for (int i = 0; i < m->buffers.table.count; i++) {
         const Tensor* tensor = &m->buffers.table.tensors[i];
@@ -106,7 +113,7 @@ static void test_golden(Tests* t, const char* directory) {
     for (int step = 0; step < 10; step++) {
         OptimizerSettings adamw = {
             .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .max_norm = 1.0};
-        train_batch(m, (uint64_t)step, 0, 1.0 / (double)N, SET, &b->ctx);
+        train_batch(b, (uint64_t)step, 0, 1.0 / (double)N, SET);
         losses[step] = (real)model_loss(m, &b->ctx);
         optimizer_step(&b->o, m->buffers.params, m->buffers.grads, adamw, NULL, NULL, &b->ctx);
         real* norm = device_values(&b->ctx, b->o.norm, 1, VIEW_REAL);
@@ -162,7 +169,7 @@ static real* gradients(Config config, int B, int micro_batches, int recompute, i
 #endif
     for (int k = 0; k < micro_batches; k++) {
         bench_batch(b, all + k * n, all + B * T + k * n);
-        train_batch(m, 3, k * (B / micro_batches), 1.0 / (B * T), k == 0 ? SET : ADD, &b->ctx);
+        train_batch(b, 3, k * (B / micro_batches), 1.0 / (B * T), k == 0 ? SET : ADD);
     }
 #ifdef _OPENMP
     omp_set_num_threads(before);
@@ -247,7 +254,7 @@ static void test_epsilon(Tests* t) {
     Acts* a = &b->m.a;
     random_tokens(tokens, 2 * N, config.V, 9);
     bench_batch(b, tokens, tokens + N);
-    evaluate_batch(&b->m, b->m.B, 1.0 / N, SET, &b->ctx);
+    evaluate_bench(b, 1.0 / N);
     const struct {
         const char* name;
         floatX* x;
@@ -295,7 +302,7 @@ static void check_dropout(Tests* t, Bench* b, uint64_t seed, uint64_t step, int 
     const double embedding = training ? 0.1 : 0, attention = training ? 0.3 : 0, residual = training ? 0.6 : 0;
     Model* m = &b->m;
     int layout[DROPOUT_B + 1 + 2 * DROPOUT_N], C = m->config.C;
-    Sequences on_device = lm_input_sequences(&m->in, m->B, first), s = on_device;
+    Sequences on_device = lm_data_batch(&b->data, m->B, first).s, s = on_device;
     sequences_uniform(layout, layout + DROPOUT_B + 1, layout + DROPOUT_B + 1 + DROPOUT_N, DROPOUT_B, DROPOUT_T);
     s.sequence = layout + DROPOUT_B + 1, s.position = s.sequence + DROPOUT_N;
     char* what = training ? xprintf("dropout, step %d", (int)step) : xprintf("evaluation after step %d", (int)step);
@@ -332,10 +339,10 @@ static void test_dropout(Tests* t) {
     random_tokens(tokens, 2 * DROPOUT_N, config.V, 9);
     bench_batch(b, tokens, tokens + DROPOUT_N);
     for (uint64_t step = 2; step < 4; step++) {
-        train_batch(&b->m, step, DROPOUT_FIRST, 1.0 / DROPOUT_N, SET, &b->ctx);
+        train_batch(b, step, DROPOUT_FIRST, 1.0 / DROPOUT_N, SET);
         check_dropout(t, b, seed, step, DROPOUT_FIRST, 1);
     }
-    evaluate_batch(&b->m, b->m.B, 1.0 / DROPOUT_N, SET, &b->ctx);
+    evaluate_bench(b, 1.0 / DROPOUT_N);
     check_dropout(t, b, seed, 3, 0, 0);
     bench_close(b);
     free(b);
@@ -362,7 +369,6 @@ static real* document_gradients(Config config, const int* tokens, int rows, int 
     int *host = (int*)xmalloc(ints * sizeof(int)), *device = (int*)device_alloc(&b->ctx, ints * sizeof(int), "batch");
     Documents found, placed;
     documents_place(&found, host, m->N), documents_place(&placed, device, m->N);
-    m->in.doc_mask = mask;
     for (int row = 0; row < DOCUMENT_B; row += rows) {
         const int* inputs = tokens + row * DOCUMENT_T;
         documents_find(&found, inputs, rows, DOCUMENT_T, END_OF_TEXT);
@@ -378,9 +384,9 @@ static real* document_gradients(Config config, const int* tokens, int rows, int 
             .host_cu_seqlens = found.cu_seqlens,
             .is_numbered_by_row = 1,
         };
-        m->in.documents = s;
+        if (mask) b->data.parts = s;
         bench_batch(b, inputs, inputs + DOCUMENT_N);
-        train_batch(m, 3, row, 1.0 / DOCUMENT_N, row == 0 ? SET : ADD, &b->ctx);
+        train_batch(b, 3, row, 1.0 / DOCUMENT_N, row == 0 ? SET : ADD);
     }
     real* result = device_values(&b->ctx, m->buffers.grads, n, VIEW_REAL);
     result = (real*)xrealloc(result, (n + 1) * sizeof(real));
@@ -401,9 +407,9 @@ static real* documents_alone(Config config, const int* tokens) {
         bench_open(b, config, 1, end - begin, 0, 5);
         Model* m = &b->m;
         size_t n = m->buffers.table.elements;
-        for (int i = 0; i < m->N; i++) m->in.layout[2 + m->N + i] += begin % DOCUMENT_T;
+        for (int i = 0; i < m->N; i++) b->data.layout[2 + m->N + i] += begin % DOCUMENT_T;
         bench_batch(b, tokens + begin, tokens + DOCUMENT_N + begin);
-        train_batch(m, 3, 0, 1.0 / DOCUMENT_N, SET, &b->ctx);
+        train_batch(b, 3, 0, 1.0 / DOCUMENT_N, SET);
         if (!sums) sums = (real*)xcalloc(n + 1, sizeof(real));
         for (size_t i = 0; i < n; i++) sums[i] += m->buffers.grads[i];
         sums[n] += (real)model_loss(m, &b->ctx);
@@ -492,7 +498,7 @@ static double overfit_step(Bench* b, int step, double planted) {
                                .max_norm = 1.0,
                                .rounding = rng_stream(5, (uint64_t)step, 0, SITE_ROUNDING)};
     real value = (real)planted;
-    train_batch(m, (uint64_t)step, 0, 1.0 / m->N, SET, &b->ctx);
+    train_batch(b, (uint64_t)step, 0, 1.0 / m->N, SET);
     if (planted != 0) device_upload(&b->ctx, m->buffers.grads + m->buffers.table.elements / 2, &value, sizeof value);
     optimizer_step(&b->o, m->buffers.params, m->buffers.grads, adamw, NULL, NULL, &b->ctx);
     return model_loss(m, &b->ctx);
@@ -619,7 +625,7 @@ static void test_ops(Tests* t, int recompute) {
     bench_batch(b, tokens, tokens + m->N);
     for (int again = 0; again < 2; again++) {
         if (again) logged_begin(&logged, &b->ctx);
-        train_batch(m, 0, 0, 1.0 / m->N, SET, &b->ctx);
+        train_batch(b, 0, 0, 1.0 / m->N, SET);
         optimizer_step(&b->o, m->buffers.params, m->buffers.grads, adamw, NULL, NULL, &b->ctx);
     }
     logged_end(&logged, &b->ctx);
@@ -680,7 +686,7 @@ static void test_memory(Tests* t) {
             random_tokens(tokens, 2 * m->N, m->config.V, 5);
             bench_batch(b, tokens, tokens + m->N);
             fp8_state_begin_step(&m->buffers.fp8);
-            train_batch(m, 0, 0, 1.0 / m->N, SET, &b->ctx);
+            train_batch(b, 0, 0, 1.0 / m->N, SET);
             optimizer_step(&b->o, m->buffers.params, m->buffers.grads, adamw, NULL, NULL, &b->ctx);
             device_synchronize(&b->ctx);
             snprintf(name, sizeof name, "memory of B=%d T=%d C=%d --fp8 %d%s", m->B, m->T, m->config.C, cases[i].fp8,
@@ -708,7 +714,7 @@ static void test_forward_alone(Tests* t, int tied) {
         int* tokens = (int*)xmalloc(2 * (size_t)N * sizeof(int));
         random_tokens(tokens, 2 * N, config.V, 5);
         bench_batch(b, tokens, tokens + N);
-        evaluate_batch(&b->m, b->m.B, 1, SET, &b->ctx);
+        evaluate_bench(b, 1);
         losses[i] = device_values(&b->ctx, b->m.a.losses, (size_t)N, VIEW_REAL);
         if (i == 1) report_memory(t, "memory of forward passes only", &plans[i], &b->ctx);
         if (i == 1) report_forward_alone(t, &plans[1], &plans[0]);
@@ -729,7 +735,7 @@ static void test_finite_differences(Tests* t, int tied, double dropout, Gelu gel
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     bench_open(b, config, 2, 13, 0, 7);
     Model* m = &b->m;
-    random_tokens(m->in.inputs, 2 * m->N, config.V, 21);
+    random_tokens(b->data.inputs, 2 * m->N, config.V, 21);
     for (size_t i = 0; i < m->buffers.table.elements; i++)  // biases and layernorms away from their 0 and 1
         if (m->buffers.params[i] == 0 || m->buffers.params[i] == 1) m->buffers.params[i] += 0.1 * rng_normal(11, i);
     memset(m->p.wte + (size_t)config.V * (size_t)config.C, 0,
@@ -737,7 +743,7 @@ static void test_finite_differences(Tests* t, int tied, double dropout, Gelu gel
     if (!tied)
         memset(m->p.head.w + (size_t)config.V * (size_t)config.C, 0,
                (size_t)(m->Vp - config.V) * (size_t)config.C * sizeof(real));
-    train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
+    train_batch(b, 3, 0, 1.0 / m->N, SET);
     real* analytic = (real*)xmalloc(m->buffers.table.elements * sizeof(real));
     memcpy(analytic, m->buffers.grads, m->buffers.table.elements * sizeof(real));
     double worst = 0;
@@ -749,10 +755,10 @@ static void test_finite_differences(Tests* t, int tied, double dropout, Gelu gel
             size_t i = tensor->offset + philox((uint32_t)k, (uint32_t)sample, 0, 0, 77).v[0] % tensor_elements(tensor);
             real kept = m->buffers.params[i];
             m->buffers.params[i] = kept + h;
-            train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
+            train_batch(b, 3, 0, 1.0 / m->N, SET);
             double above = model_loss(m, &b->ctx);
             m->buffers.params[i] = kept - h;
-            train_batch(m, 3, 0, 1.0 / m->N, SET, &b->ctx);
+            train_batch(b, 3, 0, 1.0 / m->N, SET);
             double below = model_loss(m, &b->ctx);
             m->buffers.params[i] = kept;
             double error = fabs((above - below) / (2 * h) - analytic[i]) / fmax(1, fabs(analytic[i]));
@@ -782,7 +788,7 @@ static int write_logits(const char* directory, const char* out) {
     int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
     random_tokens(tokens, 2 * m->N, config.V, 3);
     bench_batch(b, tokens, tokens + m->N);
-    evaluate_batch(m, m->B, 1, SET, &b->ctx);
+    evaluate_bench(b, 1);
     real* logits = device_values(&b->ctx, m->a.logits, (size_t)m->N * (size_t)m->Vp, VIEW_FLOATX);
     uint64_t shape[3] = {B, (uint64_t)m->T, (uint64_t)config.V};
     SafeTensorsWriter w;
@@ -806,7 +812,7 @@ static void test_muon_step(Tests* t) {
     int tokens[2 * 2 * 13];
     random_tokens(tokens, COUNT_OF(tokens), config.V, 9);
     bench_batch(b, tokens, tokens + b->m.N);
-    train_batch(&b->m, 0, 0, 1.0 / b->m.N, SET, &b->ctx);
+    train_batch(b, 0, 0, 1.0 / b->m.N, SET);
     report_muon_step(t, &b->m.buffers, &b->o, &b->ctx);
     bench_close(b);
     free(b);

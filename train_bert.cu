@@ -383,17 +383,16 @@ static void evaluate_batch(Model* m, const MlmInput* in, MlmScales scales, Mode 
 // Begin the tables with the encoder's rows. A micro-batch has at most B * T tokens, M of them masked, in S sequences.
 // `dims` [DIMS] gets the sizes. Allocates only the tables.
 static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, int recompute, int* dims) {
+    ModelBuffers* b = &m->buffers;
     memset(m, 0, sizeof *m);
     m->config = config, m->recompute = recompute;
     m->B = B, m->T = T, m->N = B * T, m->M = M, m->S = S;
     m->Vp = (int)round_up((size_t)config.V, 128);
-    m->buffers.table.fixed = recompute >= FORWARD_ONLY;
-    const int dN = m->buffers.table.fixed ? 0 : m->N;  // rows of activation gradients
+    b->table.fixed = recompute >= FORWARD_ONLY;
+    const int dN = b->table.fixed ? 0 : m->N;  // rows of activation gradients
     const int sizes[DIMS] = {1,         config.V, m->Vp, config.T, config.types, config.C, 3 * config.C, config.F, m->N,
                              config.NH, M,        S,     2,        STEP_LOSSES,  dN};
     memcpy(dims, sizes, sizeof sizes);
-    tensors_add(&m->buffers.table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
-    for (int l = 0; l < config.L; l++) tensors_add(&m->buffers.table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
 
     // Layers share the buffers of activations that the backward pass recomputes. Without that pass, they share all.
     Placement gelu = recompute >= RECOMPUTE_GELU ? SHARED : OWN, norm = recompute >= RECOMPUTE_NORMS ? SHARED : OWN,
@@ -431,24 +430,25 @@ static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, in
         {"ln0_rstd",      offsetof(Acts, ln0_stats.rstd),      {DIM_N}},
     };
     // clang-format on
-    tensors_add(&m->buffers.acts_table, outer_acts, COUNT_OF(outer_acts), dims, -1);
-    tensors_add(&m->buffers.stats_table, outer_stats, COUNT_OF(outer_stats), dims, -1);
+    tensors_add(&b->table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
+    tensors_add(&b->acts_table, outer_acts, COUNT_OF(outer_acts), dims, -1);
+    tensors_add(&b->stats_table, outer_stats, COUNT_OF(outer_stats), dims, -1);
     for (int l = 0; l < config.L; l++) {
-        tensors_add(&m->buffers.acts_table, block_acts, COUNT_OF(block_acts), dims, l);
-        tensors_add(&m->buffers.stats_table, block_stats, COUNT_OF(block_stats), dims, l);
+        tensors_add(&b->table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
+        tensors_add(&b->acts_table, block_acts, COUNT_OF(block_acts), dims, l);
+        tensors_add(&b->stats_table, block_stats, COUNT_OF(block_stats), dims, l);
     }
+    b->structs[0] = (TensorStructs){&m->p, offsetof(Params, h), sizeof(BlockParams)};
+    b->structs[1] = (TensorStructs){&m->g, offsetof(Grads, h), sizeof(BlockGrads)};
+    b->structs[2] = (TensorStructs){&m->a, offsetof(Acts, h), sizeof(BlockActs)};
 
-    TensorStructs params = {.outer = &m->p, .layers = offsetof(Params, h), .layer_bytes = sizeof(BlockParams)},
-                  grads = {.outer = &m->g, .layers = offsetof(Grads, h), .layer_bytes = sizeof(BlockGrads)},
-                  activations = {.outer = &m->a, .layers = offsetof(Acts, h), .layer_bytes = sizeof(BlockActs)};
-    Dropout dropout = dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL);
-    AttentionShape attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = FULL, .dropout = dropout};
     EmbeddingSizes tables = {
         .V = m->Vp, .T = config.T, .types = config.types, .C = config.C, .padding = config.padding};
-    StepSizes step = {.attention = attention, .embedding = tables, .N = m->N, .T = T, .F = config.F};
+    StepSizes step = {.attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = FULL}, .embedding = tables};
+    step.attention.dropout = dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL);
+    step.N = m->N, step.T = T, step.F = config.F;
     step.sequences = step.parts = S, step.fewest = B, step.head_rows = M;
-    model_buffers_set_structs(&m->buffers, params, grads, activations);
-    m->buffers.step = step, m->buffers.batch_bytes = mlm_loader_ints(m->N, M, S) * sizeof(int);
+    b->step = step, b->batch_bytes = mlm_loader_ints(m->N, M, S) * sizeof(int);
 }
 
 // Fill the tables: the encoder, then the pre-training heads.
@@ -495,6 +495,7 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
 // clang-format off
 static const ConfigRow CONFIG_ROWS[] = {
     // key                            type         field                               default        allowed     descriptor
+    {"hidden_act",                     CONFIG_GELU, offsetof(Config, gelu),              GELU_ERF,      0, 1},
     {"num_hidden_layers",              CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12, "L"},
     {"num_attention_heads",            CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12, "NH"},
     {"hidden_size",                    CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20, "C"},
@@ -513,13 +514,6 @@ static const ConfigRow CONFIG_ROWS[] = {
 };
 // clang-format on
 
-static void config_check(const Config* c, const char* source) {
-    config_rows_check(c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), source);
-    if (c->C % c->NH != 0) die(USAGE, "%s: %d channels cannot be cut into %d heads", source, c->C, c->NH);
-    if (c->padding >= c->V)
-        die(USAGE, "%s: key \"pad_token_id\": %d is not below vocab_size, %d", source, c->padding, c->V);
-}
-
 // "bert-base", "bert-large", or "L=4,C=128,NH=4,V=261,T=128,F=512,tied=1", where V defaults to `data_V` and F to 4 C.
 static Config config_from_descriptor(const char* text, int data_V) {
     static const ConfigPublished published[] = {{"bert-base", "L=12,NH=12,C=768,V=30522,T=512"},
@@ -528,10 +522,6 @@ static Config config_from_descriptor(const char* text, int data_V) {
     c.gelu = GELU_ERF, c.eps = 1e-12, c.init_range = 0.02;
     config_sizes_find(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), published, COUNT_OF(published), text,
                       "bert-base, bert-large, nor sizes like L=4,C=128,NH=4,T=128");
-    if (c.F == 0) c.F = 4 * c.C;
-    char* source = xprintf("-e %s", text);
-    config_check(&c, source);
-    free(source);
     return c;
 }
 
@@ -542,11 +532,9 @@ static Config config_read(const char* path) {
     json_load(&json, path, CONFIG_MAX_FILE);
     config_expect(json.root, "model_type", "bert", path);
     config_expect(json.root, "position_embedding_type", "absolute", path);
-    c.gelu = config_gelu(json.root, "hidden_act", "gelu", path);
     config_rows_read(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), json.root, path);
     c.classifier_dropout = config_probability(json.root, "classifier_dropout", c.hidden_dropout, path);
     c.next = 1;
-    config_check(&c, path);
     json_free(&json);
     return c;
 }
@@ -561,16 +549,9 @@ static Config config_find(const char* directory, const Settings* s, const WordPi
     return config;
 }
 
-// The text of the model's config.json. `keys`: members that describe a task's head; NULL: none.
-static Text config_write(const Config* c, const char* architecture, const char* keys) {
-    Text t = {NULL, 0, 0};
-    text_printf(&t, "{\"architectures\": [\"%s\"], \"model_type\": \"bert\"", architecture);
-    if (keys) text_printf(&t, ", %s", keys);
-    json_put_string(&t, "hidden_act", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
-    config_rows_write(&t, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
-    json_put_string(&t, "dtype", safetensors_dtype_name(FLOATX_NAME));
-    text_printf(&t, "}\n");
-    return t;
+// The text of the model's config.json. `keys`: members that describe a task's head.
+static Text config_write(const Config* c, const char* architecture, Text keys) {
+    return config_text(architecture, "bert", keys, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
 }
 
 // Initial values, and which tensors a weight file may have or lack: all heads, or only the next-sentence head.
@@ -602,45 +583,61 @@ static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
 // ---------------------------------------------------------------------------------------------------------
-// A step
+// Step
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
+    Context* ctx = &r->ctx;
     StepLosses losses = {
         .count = m->config.next ? 2 : 1, .values = {&m->a.loss[0], &m->a.loss[1]}, .names = {"mlm_loss", "nsp_loss"}};
     MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->B, r->micro_steps, &r->group);
-    for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
-        MlmInput in = mlm_load(&data->loader, &data->batches[b.index], &r->ctx);
-        MlmScales scales = mlm_scales(mean, &data->batches[b.index], counts, r->micro_steps * r->group.size);
-        run_capture(r, b);
-        forward(m, &in, &r->ctx);
-        compute_loss(m, &in, scales, b.direction, b.mode, &r->ctx);
-        if (b.direction == BACKWARD) backward(m, &in, b.mode, &r->ctx);
+    run_begin_step(r);
+    for (int i = 0; i < r->micro_steps; i++) {
+        Mode mode = i == 0 ? SET : ADD;
+        MlmInput in = mlm_load(&data->loader, &data->batches[i], ctx);
+        MlmScales scales = mlm_scales(mean, &data->batches[i], counts, r->micro_steps * r->group.size);
+        run_begin_micro_batch(r, i);
+        forward(m, &in, ctx);
+        compute_loss(m, &in, scales, r->direction, mode, ctx);
+        if (r->direction == BACKWARD) backward(m, &in, mode, ctx);
+        run_end_micro_batch(r, i);
     }
     run_all_reduce(r, losses);
     run_update(r, losses);
     MlmSizes sizes = {.L = m->config.L, .C = m->config.C, .F = m->config.F, .V = m->config.V, .next = m->config.next};
-    run_log(r, losses, mlm_step_work(counts, run_step_sequences(r), sizes));
+    run_read_results(r, losses, mlm_step_work(counts, run_step_sequences(r), sizes));
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Validation and samples
 
-// Evaluate this rank's share of the held-out text. Log the means over all ranks, or print them if `log` is NULL. A
-// signal to any rank ends the validation without a result.
-static void validate(Run* r, Model* m, MlmSource* data, const MultipleChoice* set, Log* log) {
-    MlmEvaluation e = mlm_evaluation_begin(r, data, set, m->B);
-    while (mlm_evaluation_next(&e, r, data, (int)stop_signal))
-        evaluate_batch(m, &e.in, (MlmScales){.masked = 1, .next = 1}, e.share.mode, &r->ctx);
-    mlm_evaluation_end(&e, r, log, m->a.loss, m->a.correct, m->config.next);
+// Evaluate this rank's share of the held-out text, or of a set of clozes, and log the means over all ranks. A signal to
+// any rank ends the evaluation without a result.
+static void evaluate_text(Run* r, const MultipleChoice* set) {
+    Trainer* t = (Trainer*)r;
+    MlmEvaluation e = mlm_evaluation_begin(r, &t->data, set, t->model.B);
+    while (mlm_evaluation_next(&e, r, &t->data, (int)stop_signal))
+        evaluate_batch(&t->model, &e.in, (MlmScales){.masked = 1, .next = 1}, e.share.mode, &r->ctx);
+    mlm_evaluation_end(&e, r, t->model.a.loss, t->model.a.correct, t->model.config.next);
+}
+
+static void validate(Run* r) { evaluate_text(r, NULL); }
+
+static void validate_clozes(Run* r) {
+    const MultipleChoiceSets* s = &((Trainer*)r)->mlm.choices;
+    for (int i = multiple_choice_next_set(s, -1, r); i < s->count; i = multiple_choice_next_set(s, i, r))
+        evaluate_text(r, &s->set[i]);
 }
 
 // Predict the masked tokens of a held-out sequence, show them, and save them in OUT/sample.txt.
-static void sample(Run* r, Model* m, MlmSource* data) {
-    mlm_batch_build(&data->batches[0], &data->val, 0, 1);
-    MlmInput in = mlm_load(&data->loader, &data->batches[0], &r->ctx);
-    forward(m, &in, &r->ctx);
-    fill_mask_show(r, &data->words, &data->batches[0], m->a.logits, m->config.V, m->Vp);
+static void sample(Run* r) {
+    Trainer* t = (Trainer*)r;
+    MlmBatch* batch = &t->data.batches[0];
+    if (r->group.rank > 0) return;
+    mlm_batch_build(batch, &t->data.val, 0, 1);
+    MlmInput in = mlm_load(&t->data.loader, batch, &r->ctx);
+    forward(&t->model, &in, &r->ctx);
+    fill_mask_show(r, &t->data.words, batch, t->model.a.logits, t->model.config.V, t->model.Vp);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -672,7 +669,7 @@ static void plan_model(Run* r, Model* m, MlmSource* source, Config c, MlmRecipe 
 
 static void open_data(Run* r, const Model* m, MlmSettings* s, MlmSource* source) {
     mlm_run_open_data(r, s, source, m->config.V, m->T);
-    Text text = config_write(&m->config, m->config.next ? "BertForPreTraining" : "BertForMaskedLM", NULL);
+    Text text = config_write(&m->config, m->config.next ? "BertForPreTraining" : "BertForMaskedLM", (Text){NULL, 0, 0});
     run_check_ranks(r, text, source->has_val, source->has_val ? mlm_fingerprint(&source->val) : 0);
 }
 
@@ -699,23 +696,23 @@ static void trainer_close(Trainer* t) {
 int main(int argc, char** argv) {
     static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
-    Model* m = &t->model;
-    MlmSource* data = &t->data;
-    MultipleChoiceSets* choices = &t->mlm.choices;
+    const MultipleChoiceSets* clozes = &t->mlm.choices;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
-    double most = (double)m->T * run_step_sequences(r);  // tokens in a step
-    for (int v = run_begin(r, data->train.text.files.tokens, "at most ", most); v; v = run_average(r))
-        validate(r, m, data, NULL, &r->log);
-    for (int i = multiple_choice_first_missing(choices, r); i < choices->count; i++)
-        validate(r, m, data, &choices->set[i], &r->log);
+    uint64_t tokens = t->data.train.text.files.tokens;
+    // What is due every N steps, and after the last one, in this order.
+    const DueWork due[] = {
+        {r->val_every, run_report_fp8},
+        {r->val_every, validate, "val_loss"},
+        {r->val_every, validate, "ema_val_loss", 1},
+        {clozes->every, validate_clozes, multiple_choice_last_key(clozes)},
+        {r->has_val ? r->settings.sample_every : 0, sample},
+        {r->settings.checkpoint_every, run_save},
+    };
+    run_begin(r, due, COUNT_OF(due), tokens, "at most ", (double)t->model.T * run_step_sequences(r));
     while (run_next_step(r, (int)stop_signal)) {
-        train_step(r, m, data, (LossMean)t->mlm.loss_mean);
-        int text = r->has_val && run_is_due(r, t->mlm.sample_every, 1);
-        int scores = run_is_due(r, choices->every, 1) ? choices->count : 0;
-        for (int v = run_end_step(r, scores || text); v; v = run_average(r)) validate(r, m, data, NULL, &r->log);
-        for (int i = 0; i < scores; i++) validate(r, m, data, &choices->set[i], &r->log);
-        if (text && r->group.rank == 0) sample(r, m, data);
+        train_step(r, &t->model, &t->data, (LossMean)t->mlm.loss_mean);
+        run_end_step(r);
     }
     run_end(r, "BERT training");
     trainer_close(t);

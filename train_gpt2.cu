@@ -9,13 +9,13 @@
 #define ATTENTION_MASK CAUSAL  // compile attention with this mask only
 #include "llmc/base/top_k.h"
 #include "llmc/choices/room.h"  // HellaSwag and similar sets
+#include "llmc/data/lm_data.h"  // the loader of token batches
 #include "llmc/model/config.h"  // config.json as a table
 #include "llmc/model/linear.h"  // linear layers, in floatX and in fp8
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/embedding/embedding.h"
 #include "llmc/ops/gelu.h"
-#include "llmc/run/lm_input.h"    // token batches on the device
 #include "llmc/run/run.h"         // opens, steps and closes a run
 #include "llmc/run/step.h"        // a step: all-reduce, update, log
 #include "llmc/run/vocabulary.h"  // token shards, their batches, their tokenizer
@@ -122,7 +122,6 @@ typedef struct {
     Params p;
     Grads g;
     Acts a;
-    LmInput in;
 } Model;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -170,15 +169,16 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
 }
 
 // Forward pass up to the final layernorm, m->a.lnf [N, C].
-static void forward(Model* m, const int* inputs, const Sequences* s, Context* ctx) {
+static void forward(Model* m, const Batch* b, Context* ctx) {
     const Config* c = &m->config;
+    const Sequences* s = &b->s;
     Embeddings tables = {.word = m->p.wte, .position = m->p.wpe};
-    EmbeddingInputs in = {.tokens = inputs, .types = NULL, .s = s};
-    EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = c->C, .padding = -1};
+    EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = s};
+    Dropout dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
     scope_at(ctx, FORWARD, -1);
     if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, 0, ctx);  // the parameters outside the layers
     if (m->buffers.fp32_copies.copies) model_buffers_update_copies(&m->buffers, ctx);
-    embedding_forward(m->a.embedded, in, tables, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
+    embedding_forward(m->a.embedded, in, tables, m->buffers.step.embedding, dropout, ctx);
     layernorm_forward(m->a.h[0].ln1.v, m->a.h[0].ln1_stats, m->a.embedded, m->p.h[0].ln1,
                       (Rows){.N = s->rows, .C = c->C}, (real)c->eps, ctx);
     operand_fill(m->a.h[0].ln1, s->rows, c->C, ctx);
@@ -256,15 +256,16 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
 }
 
 // Backpropagate from the gradient of the logits, which compute_loss() wrote, to all parameters.
-static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode, Context* ctx) {
+static void backward(Model* m, const Batch* b, Mode mode, Context* ctx) {
     const Config* c = &m->config;
+    const Sequences* s = &b->s;
     int N = s->rows, C = c->C;
     Rows rows = {.N = N, .C = C};
     LayerNormInputs lnf = {
         .dy = m->a.dln, .x = residual_into(m, c->L), .stats = m->a.lnf_stats, .w = m->p.lnf.w, .size = rows};
     EmbeddingGrads dtables = {.word = m->g.wte, .position = m->g.wpe};
-    EmbeddingInputs in = {.tokens = inputs, .types = NULL, .s = s};
-    EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = C, .padding = -1};
+    EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = s};
+    Dropout dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
 
     scope_at(ctx, BACKWARD, -1);
     linear_backward_weight(m->g.head, m->a.dlogits, m->a.head_in, N, C, m->Vp, mode, ctx);
@@ -273,29 +274,28 @@ static void backward(Model* m, const int* inputs, const Sequences* s, Mode mode,
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
     // A tied head has already written the token embedding's gradient.
-    embedding_backward(dtables, m->a.dx, in, sizes, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), c->tied ? ADD : mode,
-                       mode, ctx);
+    Mode word_mode = c->tied ? ADD : mode;
+    embedding_backward(dtables, m->a.dx, in, m->buffers.step.embedding, dropout, word_mode, mode, ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Losses
 
-// The loss of the sequences `s` from their logits. `mode` sets or adds to m->a.loss, which is `scale` times the sum of
-// the token losses. BACKWARD also writes the gradient of the logits, times *m->buffers.loss_scale, over them or in fp8.
-static void compute_loss(Model* m, const Sequences* s, double scale, Direction direction, Mode mode, Context* ctx) {
+// The loss of a micro-batch from its logits. `mode` sets or adds to m->a.loss, which is `scale` times the sum of the
+// token losses. BACKWARD also writes the gradient of the logits, times *m->buffers.loss_scale, over them or in fp8.
+static void compute_loss(Model* m, const Batch* b, double scale, Direction direction, Mode mode, Context* ctx) {
     Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = scale, .mode = mode};
-    LogitsGradient d = {losses, m->in.targets, m->buffers.loss_scale, m->config.V};
+    LogitsGradient d = {losses, b->targets, m->buffers.loss_scale, m->config.V};
     scope_at(ctx, direction, -1);
-    if (direction == FORWARD) classifier_forward(losses, m->a.logits, d.targets, s->rows, d.V, m->Vp, ctx);
-    else linear_classifier_backward(m->a.dlogits, d, s->rows, m->Vp, ctx);
+    if (direction == FORWARD) classifier_forward(losses, m->a.logits, d.targets, b->s.rows, d.V, m->Vp, ctx);
+    else linear_classifier_backward(m->a.dlogits, d, b->s.rows, m->Vp, ctx);
 }
 
-// Evaluate the B sequences in m->in, without gradients.
-static void evaluate_batch(Model* m, int B, double scale, Mode mode, Context* ctx) {
-    Sequences s = lm_input_sequences(&m->in, B, 0);
-    forward(m, m->in.inputs, &s, ctx);
-    forward_head(m, m->a.lnf, s.rows, ctx);
-    compute_loss(m, &s, scale, FORWARD, mode, ctx);
+// Evaluate a micro-batch, without gradients.
+static void evaluate_batch(Model* m, const Batch* b, double scale, Mode mode, Context* ctx) {
+    forward(m, b, ctx);
+    forward_head(m, m->a.lnf, b->s.rows, ctx);
+    compute_loss(m, b, scale, FORWARD, mode, ctx);
 }
 
 // Read m->a.loss. Waits for the device.
@@ -307,19 +307,14 @@ static double model_loss(const Model* m, Context* ctx) { return model_buffers_nu
 // Fill the tables for this configuration and micro-batches of B sequences of T tokens. `doc_mask`: 1 keeps attention
 // within documents or other parts of a sequence. Allocates only the tables.
 static void model_plan(Model* m, Config config, int B, int T, int recompute, int doc_mask) {
+    ModelBuffers* b = &m->buffers;
     memset(m, 0, sizeof *m);
-    m->config = config;
+    m->config = config, m->recompute = recompute;
     m->B = B, m->T = T, m->N = B * T;
     m->Vp = (int)round_up((size_t)config.V, 128);
-    m->recompute = recompute, m->in.doc_mask = doc_mask;
-    m->buffers.table.fixed = recompute >= FORWARD_ONLY;
-    const int dN = m->buffers.table.fixed ? 0 : m->N;  // rows of activation gradients
-    int dims[DIMS] = {1, config.V, m->Vp, config.T, config.C, 3 * config.C, config.F, m->N, config.NH, dN};
-    tensors_add(&m->buffers.table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
-    for (int l = 0; l < config.L; l++) tensors_add(&m->buffers.table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
-    tensors_add(&m->buffers.table, FINAL_ROWS, COUNT_OF(FINAL_ROWS), dims, -1);
-    if (config.tied) model_buffers_tie(&m->buffers, offsetof(Params, head.w), offsetof(Params, wte));
-    else tensors_add(&m->buffers.table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
+    b->table.fixed = recompute >= FORWARD_ONLY;
+    const int dN = b->table.fixed ? 0 : m->N;  // rows of activation gradients
+    const int dims[DIMS] = {1, config.V, m->Vp, config.T, config.C, 3 * config.C, config.F, m->N, config.NH, dN};
 
     // All layers share one buffer for an activation that the backward pass recomputes. Without a backward pass they
     // share all activations but qkv, whose keys and values are the KV cache of text generation.
@@ -363,25 +358,28 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute, int
         {"loss",          offsetof(Acts, loss),                {ONE_DIM}},
     };
     // clang-format on
-    tensors_add(&m->buffers.acts_table, outer_acts, COUNT_OF(outer_acts), dims, -1);
-    tensors_add(&m->buffers.stats_table, outer_stats, COUNT_OF(outer_stats), dims, -1);
+    tensors_add(&b->table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
+    tensors_add(&b->acts_table, outer_acts, COUNT_OF(outer_acts), dims, -1);
+    tensors_add(&b->stats_table, outer_stats, COUNT_OF(outer_stats), dims, -1);
     for (int l = 0; l < config.L; l++) {
-        tensors_add(&m->buffers.acts_table, block_acts, COUNT_OF(block_acts), dims, l);
-        tensors_add(&m->buffers.stats_table, block_stats, COUNT_OF(block_stats), dims, l);
+        tensors_add(&b->table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
+        tensors_add(&b->acts_table, block_acts, COUNT_OF(block_acts), dims, l);
+        tensors_add(&b->stats_table, block_stats, COUNT_OF(block_stats), dims, l);
     }
-    model_buffers_finish_tables(&m->buffers);
+    tensors_add(&b->table, FINAL_ROWS, COUNT_OF(FINAL_ROWS), dims, -1);
+    if (config.tied) model_buffers_tie(b, offsetof(Params, head.w), offsetof(Params, wte));
+    else tensors_add(&b->table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
+    model_buffers_finish_tables(b);
+    b->structs[0] = (TensorStructs){&m->p, offsetof(Params, h), sizeof(BlockParams)};
+    b->structs[1] = (TensorStructs){&m->g, offsetof(Grads, h), sizeof(BlockGrads)};
+    b->structs[2] = (TensorStructs){&m->a, offsetof(Acts, h), sizeof(BlockActs)};
 
-    TensorStructs params = {.outer = &m->p, .layers = offsetof(Params, h), .layer_bytes = sizeof(BlockParams)},
-                  grads = {.outer = &m->g, .layers = offsetof(Grads, h), .layer_bytes = sizeof(BlockGrads)},
-                  activations = {.outer = &m->a, .layers = offsetof(Acts, h), .layer_bytes = sizeof(BlockActs)};
-    Dropout dropout = dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL);
-    AttentionShape attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = CAUSAL, .dropout = dropout};
-    EmbeddingSizes embedding = {.V = m->Vp, .T = config.T, .types = 0, .C = config.C, .padding = -1};
-    int documents = doc_mask ? lm_data_planned_documents(B, m->N) : B;
-    StepSizes step = {.attention = attention, .embedding = embedding, .N = m->N, .T = T, .F = config.F};
-    step.sequences = step.fewest = B, step.parts = documents, step.head_rows = m->N;
-    model_buffers_set_structs(&m->buffers, params, grads, activations);
-    m->buffers.step = step, m->buffers.batch_bytes = lm_input_bytes(&m->in, B, T);
+    StepSizes step = {.attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = CAUSAL}};
+    step.attention.dropout = dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL);
+    step.embedding = (EmbeddingSizes){.V = m->Vp, .T = config.T, .types = 0, .C = config.C, .padding = -1};
+    step.N = step.head_rows = m->N, step.T = T, step.F = config.F;
+    step.sequences = step.fewest = B, step.parts = doc_mask ? lm_data_planned_documents(B, m->N) : B;
+    b->step = step, b->batch_bytes = lm_data_ints(B, T, doc_mask) * sizeof(int);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -390,6 +388,7 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute, int
 // clang-format off
 static const ConfigRow CONFIG_ROWS[] = {
     // key                             type         field                               default        allowed     descriptor
+    {"activation_function",             CONFIG_GELU, offsetof(Config, gelu),              GELU_TANH,     0, 1},
     {"n_layer",                         CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12, "L"},
     {"n_head",                          CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12, "NH"},
     {"n_embd",                          CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20, "C"},
@@ -408,11 +407,6 @@ static const ConfigRow CONFIG_ROWS[] = {
 };
 // clang-format on
 
-static void config_check(const Config* c, const char* source) {
-    config_rows_check(c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), source);
-    if (c->C % c->NH != 0) die(USAGE, "%s: %d channels cannot be cut into %d heads", source, c->C, c->NH);
-}
-
 // A published size: "d12", "d24", "d36" or "d48". Or "L=4,C=128,NH=4,V=257,T=256,F=512,tied=1", where V defaults to
 // `data_V` and F to 4 C.
 static Config config_from_descriptor(const char* text, int data_V) {
@@ -424,10 +418,6 @@ static Config config_from_descriptor(const char* text, int data_V) {
     c.eps = 1e-5, c.init_range = 0.02;
     config_sizes_find(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), published, COUNT_OF(published), text,
                       "d12, d24, d36, d48, nor sizes like L=4,C=128,NH=4,T=256");
-    if (c.F == 0) c.F = 4 * c.C;
-    char* source = xprintf("-e %s", text);
-    config_check(&c, source);
-    free(source);
     return c;
 }
 
@@ -437,10 +427,7 @@ static Config config_read(const char* path) {
     Config c;
     json_load(&json, path, (size_t)1 << 20);
     config_expect(json.root, "model_type", "gpt2", path);
-    c.gelu = config_gelu(json.root, "activation_function", "gelu_new", path);
     config_rows_read(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), json.root, path);
-    if (c.F == 0) c.F = 4 * c.C;
-    config_check(&c, path);
     json_free(&json);
     return c;
 }
@@ -457,16 +444,11 @@ static WeightRules weight_rules(const Config* c) {
 
 // The text of the model's config.json.
 static Text config_write(const Config* c, int bos, int eos) {
-    Text text = {NULL, 0, 0};
-    text_printf(&text, "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"");
-    json_put_string(&text, "activation_function", c->gelu == GELU_TANH ? "gelu_new" : "gelu");
-    config_rows_write(&text, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
-    json_put_integer(&text, "n_ctx", c->T);  // n_positions under an older name, which some converters read
-    json_put_integer(&text, "bos_token_id", bos);
-    json_put_integer(&text, "eos_token_id", eos);
-    json_put_string(&text, "dtype", safetensors_dtype_name(FLOATX_NAME));
-    text_printf(&text, "}\n");
-    return text;
+    Text keys = {NULL, 0, 0};
+    json_put_integer(&keys, "n_ctx", c->T);  // n_positions under an older name, which some converters read
+    json_put_integer(&keys, "bos_token_id", bos);
+    json_put_integer(&keys, "eos_token_id", eos);
+    return config_text("GPT2LMHeadModel", "gpt2", keys, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
 }
 
 typedef struct {
@@ -474,108 +456,110 @@ typedef struct {
     Model model;
     LmData data;
     MultipleChoiceSets choices;
-    int doc_mask, sample_every, sample_tokens;
+    int doc_mask, sample_tokens;
 } Trainer;
 
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
 // ---------------------------------------------------------------------------------------------------------
-// A step
+// Step
 
-// The work of a step of `sequences` sequences.
+// The work of a step of `sequences` sequences. FLOPs per token: 6 for each parameter but position embeddings, and those
+// of attention, counted as if every token attended to its whole sequence.
 static StepWork step_work(const Model* m, int sequences) {
     const Config* c = &m->config;
-    size_t N = m->buffers.table.parameters - (size_t)c->T * (size_t)c->C;  // without position embeddings
-    return lm_step_work(N, 12.0 * c->L * c->C * m->T, sequences, m->T);
+    size_t N = m->buffers.table.parameters - (size_t)c->T * (size_t)c->C;
+    StepWork work = {.consumed = sequences, .sequences = (double)sequences, .tokens = (double)sequences * m->T};
+    work.flops = work.tokens * (6 * (double)N + 12.0 * c->L * c->C * m->T);
+    return work;
 }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, Model* m, LmData* data) {
+    Context* ctx = &r->ctx;
     StepWork work = step_work(m, run_step_sequences(r));
     StepLosses losses = {.count = 1, .values = {m->a.loss}, .names = {"loss"}};
     double targets = lm_data_targets(&data->train, run_step_sequence(r), (uint64_t)work.consumed);
-    for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
-        lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->train, b.sequence, &r->ctx);
-        Sequences s = lm_input_sequences(&m->in, m->B, b.first);
-        run_capture(r, b);
-        forward(m, m->in.inputs, &s, &r->ctx);
-        forward_head(m, m->a.lnf, s.rows, &r->ctx);
-        compute_loss(m, &s, 1.0 / targets, b.direction, b.mode, &r->ctx);
-        if (b.direction == BACKWARD) backward(m, m->in.inputs, &s, b.mode, &r->ctx);
+    run_begin_step(r);
+    for (int i = 0; i < r->micro_steps; i++) {
+        Mode mode = i == 0 ? SET : ADD;
+        Batch b = lm_data_train(data, run_step_sequence(r), run_micro_batch_first(r, i), ctx);
+        run_begin_micro_batch(r, i);
+        forward(m, &b, ctx);
+        forward_head(m, m->a.lnf, b.s.rows, ctx);
+        compute_loss(m, &b, 1.0 / targets, r->direction, mode, ctx);
+        if (r->direction == BACKWARD) backward(m, &b, mode, ctx);
+        run_end_micro_batch(r, i);
     }
     run_all_reduce(r, losses);
     run_update(r, losses);
-    run_log(r, losses, work);
+    run_read_results(r, losses, work);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Validation and samples
 
-static int has_dropout(const Config* c) {
-    return c->embedding_dropout > 0 || c->attention_dropout > 0 || c->residual_dropout > 0;
-}
-
-// Evaluate this rank's share of the held-out text. Log the loss over all ranks, or print it if `log` is NULL. A signal
-// to any rank ends the validation without a result.
-static void validate(Run* r, Model* m, LmData* data, Log* log) {
+// Evaluate this rank's share of the held-out text, and log the loss over all ranks. A signal to any rank ends the
+// validation without a result.
+static void validate(Run* r) {
+    Model* m = &((Trainer*)r)->model;
+    LmData* data = &((Trainer*)r)->data;
     ValShare share = val_share(r->settings.val_batches, batch_lm_windows(&data->val), m->B, &r->group);
     double scale = 1.0 / lm_data_targets(&data->val, 0, share.sequences);
     while (run_next_val(r, &share, (int)stop_signal)) {
-        data->val.B = share.count;
-        lm_data_load(m->in.inputs, m->in.targets, &m->in.documents, data, &data->val, share.first, &r->ctx);
-        evaluate_batch(m, share.count, scale, share.mode, &r->ctx);
+        Batch b = lm_data_val(data, share.first, share.count, &r->ctx);
+        evaluate_batch(m, &b, scale, share.mode, &r->ctx);
     }
-    run_show_validation(r, log, share.count ? model_loss(m, &r->ctx) : 0, &share);
-    if (!share.is_stopped && !has_dropout(&m->config)) val_entropy_print(&data->val_entropy, share.sequences, m->T);
+    run_show_validation(r, share.count ? model_loss(m, &r->ctx) : 0, &share);
+    if (!share.is_stopped) val_entropy_print(&data->val_entropy, share.sequences, m->T);
 }
 
-// Score a micro-batch of endings with the sequences `s`. The head reads only the scored rows. They overwrite the
-// embeddings, which are no longer needed.
-static void evaluate_endings(Model* m, MultipleChoiceEvaluation* e, const Sequences* s, Context* ctx) {
+// Score a multiple-choice set. The head reads only the scored rows, which overwrite the embeddings.
+static void score_choices(Run* r, const MultipleChoice* set) {
+    Model* m = &((Trainer*)r)->model;
+    const int C = m->config.C, V = m->config.V, Vp = m->Vp;
     Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = 1, .mode = SET};
-    forward(m, m->in.inputs, s, ctx);
-    multiple_choice_gather(m->a.embedded, m->a.lnf, e, m->config.C, ctx);
-    forward_head(m, m->a.embedded, e->scored, ctx);
-    classifier_forward(losses, m->a.logits, m->in.targets, e->scored, m->config.V, m->Vp, ctx);
-    multiple_choice_take(e, m->a.losses, m->a.logits, m->in.targets, m->config.V, m->Vp, ctx);
-}
-
-// Like validate(), for one multiple-choice set.
-static void validate_choices(Run* r, Model* m, const MultipleChoice* set, Log* log) {
+    Batch b = lm_data_batch(&((Trainer*)r)->data, 1, 0);
     MultipleChoiceEvaluation e;
-    multiple_choice_evaluation_open(&e, set, m->N, m->T, &r->group, &r->ctx);
-    for (Sequences s; !stop_signal && multiple_choice_load(&e, m->in.inputs, m->in.targets, &s, &r->ctx);) {
-        evaluate_endings(m, &e, &s, &r->ctx);
-        group_begin_work(&r->group);
+    multiple_choice_evaluation_open(&e, set, m->N, m->T, r);
+    while (multiple_choice_load(&e, b.inputs, b.targets, &b.s, r, (int)stop_signal)) {
+        forward(m, &b, &r->ctx);
+        multiple_choice_gather(m->a.embedded, m->a.lnf, &e, C, &r->ctx);
+        forward_head(m, m->a.embedded, e.scored, &r->ctx);
+        classifier_forward(losses, m->a.logits, b.targets, e.scored, V, Vp, &r->ctx);
+        multiple_choice_take(&e, m->a.losses, m->a.logits, b.targets, V, Vp, &r->ctx);
     }
-    MultipleChoiceResult result = multiple_choice_result(&e, &r->group);
-    multiple_choice_evaluation_close(&e);
-    if (!group_any(&r->group, stop_signal != 0)) multiple_choice_show(r, log, set, result);
+    multiple_choice_evaluation_close(&e, r, (int)stop_signal);
 }
 
-// Print a text of `tokens` tokens by the model, from the start of a document, and save it in OUT/sample.txt. A signal
-// ends it early. Each token takes a forward pass over the text, of which the model sees its T positions: a text that
-// exceeds them loses a quarter. apps/use_gpt2.cu keeps keys and values instead, and takes a prompt.
-static void sample(Run* r, Model* m, int tokens) {
-    const int V = m->config.V, T = m->T;
-    int begin = 0, count = 1, *text = (int*)xmalloc(((size_t)tokens + 1) * sizeof(int));
+static void validate_choices(Run* r) {
+    const MultipleChoiceSets* sets = &((Trainer*)r)->choices;
+    for (int i = multiple_choice_next_set(sets, -1, r); i < sets->count; i = multiple_choice_next_set(sets, i, r))
+        score_choices(r, &sets->set[i]);
+}
+
+// Print a text by the model, from the start of a document, and save it in OUT/sample.txt. A signal ends it early. Each
+// token takes a forward pass over the text, which ends after T tokens, the model's positions. apps/use_gpt2.cu keeps
+// keys and values instead, and takes a prompt.
+static void sample(Run* r) {
+    Model* m = &((Trainer*)r)->model;
+    const int V = m->config.V, tokens = min_int(((Trainer*)r)->sample_tokens, m->T);
+    int count = 1, *text = (int*)xmalloc(((size_t)tokens + 1) * sizeof(int));
     uint64_t key = rng_stream((uint64_t)r->settings.seed, (uint64_t)r->step, 0, SITE_SAMPLE);
     HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
     text[0] = run_end_of_text(r, V);
-    for (; count <= tokens && !stop_signal; count++) {
-        if (count - begin > T) begin += max_int(T / 4, 1);
+    for (; count <= tokens && !stop_signal && r->group.rank == 0; count++) {
+        Batch b = lm_data_text(&((Trainer*)r)->data, text, count, 0, &r->ctx);
         group_begin_work(&r->group);
-        Sequences s = lm_input_text(&m->in, text + begin, count - begin, 0, &r->ctx);
-        forward(m, m->in.inputs, &s, &r->ctx);
-        forward_head(m, m->a.lnf + (size_t)(s.rows - 1) * (size_t)m->config.C, 1, &r->ctx);
+        forward(m, &b, &r->ctx);
+        forward_head(m, m->a.lnf + (size_t)(count - 1) * (size_t)m->config.C, 1, &r->ctx);
         host_view_read(&r->ctx, &logits);
         text[count] = softmax_draw(logits.values, V, rng_uniform(philox((uint32_t)count, 0, 0, 0, key).v[0]));
     }
-    Text shown = run_decode(r, text + 1, count - 1);
-    run_show_text(r, &shown);
+    run_show_tokens(r, text + 1, count - 1);
     host_view_close(&logits);
-    free(text), free(shown.text);
+    free(text);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -588,10 +572,8 @@ static int settings_flags(Trainer* t) {
         {NULL, "--doc-mask", FLAG_INT, &t->doc_mask, "0", 0, 1, NULL, SCOPE_RUN, TOPIC_DATA,
          "1: attention stays within a document, which begins with the end-of-text token. Positions do not restart at "
          "documents."},
-        {"-s", "--sample-every",  FLAG_INT, &t->sample_every,  "500", 0, 1e9, NULL, SCOPE_FREE, TOPIC_SAMPLES,
-         "Steps between samples, and one at the end. 0: never."},
         {"-g", "--sample-tokens", FLAG_INT, &t->sample_tokens, "128", 1, 1e6, NULL, SCOPE_FREE, TOPIC_SAMPLES,
-         "Tokens per sample."},
+         "Tokens per sample, at most -t."},
     };
     // clang-format on
     Flag* table = t->run.flags;
@@ -616,35 +598,28 @@ static Config find_config(Run* r) {
     return c;
 }
 
-// Plan the tensors and memory of a model for sequences of T tokens.
+// Plan the tensors and memory of a model for sequences of T tokens, and allocate its batches.
 static void plan_model(Trainer* t, Config config, int T, int recompute) {
     Run* r = &t->run;
     Model* m = &t->model;
+    int cuts = t->doc_mask ? run_end_of_text(r, config.V) : NO_CUTS;
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);) {
         model_plan(m, config, search.B, T, recompute, t->doc_mask);
         if (*t->choices.files) m->buffers.batch_bytes += multiple_choice_device_bytes(m->N);
     }
+    lm_data_alloc(&t->data, m->B, T, cuts, &r->ctx);
 }
 
 static void open_data(Trainer* t) {
     Run* r = &t->run;
     const Config* c = &t->model.config;
-    LmData* data = &t->data;
     int end_of_text = run_end_of_text(r, c->V);
-    int cuts = t->doc_mask ? end_of_text : NO_CUTS;
-    lm_data_open(data, r->train_pattern, r->val_pattern, t->model.B, t->model.T, c->V, (uint64_t)r->settings.seed,
-                 r->settings.shuffle ? SHUFFLED : IN_ORDER, r->group.size, cuts, &r->ctx);
     multiple_choice_sets_open(&t->choices, c->V, t->model.T, &r->group);
-    run_check_data(r, shards_fingerprint(&data->train_shards), r->train_pattern);
-    Text config = config_write(c, end_of_text, run_eos(r, c->V, end_of_text));
-    run_check_ranks(r, config, data->has_val, data->has_val ? shards_fingerprint(&data->val_shards) : 0);
-    vocabulary_check(r, data, c->V);
-    run_set_last(r, batch_lm_windows(&data->train));
+    vocabulary_open_data(r, &t->data, c->V, config_write(c, end_of_text, run_eos(r, c->V, end_of_text)));
 }
 
 static void trainer_close(Trainer* t) {
-    lm_input_free(&t->model.in);
-    if (t->run.train_pattern) lm_data_close(&t->data);
+    lm_data_close(&t->data);
     multiple_choice_sets_close(&t->choices);
     run_close(&t->run);
 }
@@ -652,37 +627,36 @@ static void trainer_close(Trainer* t) {
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
-    Model* m = &t->model;
     run_parse(r, settings_flags(t), argc, argv, "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
     run_join(r, "data/builtin/train.bin");
     run_find_model(r, "", "");
     Config config = find_config(r);
     plan_model(t, config, run_sequence_length(r, config.T), r->settings.recompute);
     open_data(t);
-    run_init_model(r, &m->buffers, weight_rules(&m->config));
-    lm_input_alloc(&m->in, m->B, m->T, &r->ctx);
+    run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
 }
 
 #ifndef OTHER_MAIN  // apps/use_gpt2.cu has its own
 int main(int argc, char** argv) {
     static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
-    Model* m = &t->model;
-    const MultipleChoiceSets* choices = &t->choices;
+    const MultipleChoiceSets* sets = &t->choices;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
-    double tokens = step_work(m, run_step_sequences(r)).tokens;
-    for (int v = run_begin(r, t->data.train_shards.tokens, "", tokens); v; v = run_average(r))
-        validate(r, m, &t->data, &r->log);
-    for (int i = multiple_choice_first_missing(choices, r); i < choices->count; i++)
-        validate_choices(r, m, &choices->set[i], &r->log);
+    uint64_t tokens = t->data.train_shards.tokens;
+    // What is due every N steps, and after the last one, in this order.
+    const DueWork due[] = {
+        {r->val_every, run_report_fp8},
+        {r->val_every, validate, "val_loss"},
+        {r->val_every, validate, "ema_val_loss", 1},
+        {sets->every, validate_choices, multiple_choice_last_key(sets)},
+        {r->settings.sample_every, sample},
+        {r->settings.checkpoint_every, run_save},
+    };
+    run_begin(r, due, COUNT_OF(due), tokens, "", (double)t->model.T * run_step_sequences(r));
     while (run_next_step(r, (int)stop_signal)) {
-        train_step(r, m, &t->data);
-        int scores = run_is_due(r, choices->every, 1) ? choices->count : 0;
-        int text = run_is_due(r, t->sample_every, 1);
-        for (int v = run_end_step(r, scores || text); v; v = run_average(r)) validate(r, m, &t->data, &r->log);
-        for (int i = 0; i < scores; i++) validate_choices(r, m, &choices->set[i], &r->log);
-        if (text && r->group.rank == 0) sample(r, m, t->sample_tokens);
+        train_step(r, &t->model, &t->data);
+        run_end_step(r);
     }
     run_end(r, "GPT-2 training");
     trainer_close(t);

@@ -173,11 +173,10 @@ static void task_plan(TaskModel* m, Config config, Task task, int K, int B, int 
     tensors_add(&b->stats_table, stats, COUNT_OF(stats), dims, -1);
     model_buffers_finish_tables(b);
 
-    TensorStructs params = {.outer = &m->p, .layers = offsetof(TaskParams, p.h), .layer_bytes = sizeof(BlockParams)},
-                  grads = {.outer = &m->g, .layers = offsetof(TaskGrads, g.h), .layer_bytes = sizeof(BlockGrads)},
-                  activations = {.outer = &m->a, .layers = offsetof(TaskActs, a.h), .layer_bytes = sizeof(BlockActs)};
+    b->structs[0] = (TensorStructs){&m->p, offsetof(TaskParams, p.h), sizeof(BlockParams)};
+    b->structs[1] = (TensorStructs){&m->g, offsetof(TaskGrads, g.h), sizeof(BlockGrads)};
+    b->structs[2] = (TensorStructs){&m->a, offsetof(TaskActs, a.h), sizeof(BlockActs)};
     CHECK(offsetof(TaskParams, output) == offsetof(TaskGrads, output));
-    model_buffers_set_structs(b, params, grads, activations);
     b->batch_bytes = (mlm_loader_ints(B * T, is_answer ? SPAN_ENDS * B : B, B) + task_ints(m)) * sizeof(int);
 }
 
@@ -240,7 +239,7 @@ static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
 // ---------------------------------------------------------------------------------------------------------
-// A step
+// Step
 
 // The work of a step of `sequences` examples that contains `counts`.
 static StepWork step_work(const TaskModel* m, MlmCounts counts, int sequences) {
@@ -256,16 +255,19 @@ static StepWork step_work(const TaskModel* m, MlmCounts counts, int sequences) {
 static void train_step(Run* r, TaskModel* m, MlmSource* data) {
     StepLosses losses = {.count = 1, .values = {m->a.loss}, .names = {"loss"}};
     MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->encoder.B, r->micro_steps, &r->group);
-    for (MicroBatch b = run_begin_step(r); run_next_micro_batch(r, &b);) {
-        MlmInput in = mlm_load(&data->loader, &data->batches[b.index], &r->ctx);
-        run_capture(r, b);
+    run_begin_step(r);
+    for (int i = 0; i < r->micro_steps; i++) {
+        Mode mode = i == 0 ? SET : ADD;
+        MlmInput in = mlm_load(&data->loader, &data->batches[i], &r->ctx);
+        run_begin_micro_batch(r, i);
         forward_task(m, &in, &r->ctx);
-        task_loss(m, &in, 1 / counts.masked, b.direction, b.mode, &r->ctx);  // the mean over all targets of the step
-        if (b.direction == BACKWARD) backward_task(m, &in, b.mode, &r->ctx);
+        task_loss(m, &in, 1 / counts.masked, r->direction, mode, &r->ctx);  // the mean over all targets of the step
+        if (r->direction == BACKWARD) backward_task(m, &in, mode, &r->ctx);
+        run_end_micro_batch(r, i);
     }
     run_all_reduce(r, losses);
     run_update(r, losses);
-    run_log(r, losses, step_work(m, counts, run_step_sequences(r)));
+    run_read_results(r, losses, step_work(m, counts, run_step_sequences(r)));
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -273,9 +275,9 @@ static void train_step(Run* r, TaskModel* m, MlmSource* data) {
 
 // Evaluate this rank's share of the held-out examples. Log the scores over all ranks, or print them if `log` is NULL. A
 // signal to any rank ends the validation without a result.
-static void validate(Trainer* t, Log* log) {
+static void validate(Run* r) {
+    Trainer* t = (Trainer*)r;
     TaskModel* m = &t->model;
-    Run* r = &t->run;
     TaskEvaluation e;
     TaskOutputs outputs = {.task = m->task, .K = m->K, .Kp = m->Kp, .logits = m->a.logits};
     task_evaluation_begin(&e, &t->examples, &t->data.batches[0], m->encoder.B, r->settings.val_batches, &r->group);
@@ -284,7 +286,7 @@ static void validate(Trainer* t, Log* log) {
         forward_task(m, &in, &r->ctx);
         task_evaluation_take(&e, outputs, &r->ctx);
     }
-    task_evaluation_end(&e, t->task.predictions, r, log);
+    task_evaluation_end(&e, t->task.predictions, r);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -304,13 +306,11 @@ static int settings_flags(Trainer* t) {
 static Text task_config_write(const TaskModel* m, const LabelNames* names) {
     const Config* c = &m->encoder.config;
     Text keys = {NULL, 0, 0};
-    if (m->task == TASK_ANSWER) return config_write(c, "BertForQuestionAnswering", NULL);
+    if (m->task == TASK_ANSWER) return config_write(c, "BertForQuestionAnswering", keys);
     json_put_number(&keys, "classifier_dropout", c->classifier_dropout);
     json_put_string(&keys, "problem_type", m->K == 1 ? "regression" : "single_label_classification");
     task_write_names(&keys, names, m->K);
-    Text text = config_write(c, "BertForSequenceClassification", keys.text);
-    free(keys.text);
-    return text;
+    return config_write(c, "BertForSequenceClassification", keys);
 }
 
 // Find the model, and plan its tensors and memory.
@@ -364,14 +364,17 @@ int main(int argc, char** argv) {
     trainer_open(t, argc, argv);
     if (r->settings.evaluate) {
         process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
-        validate(t, NULL);
+        validate(r);
     } else {
         uint64_t tokens = e->begin[e->count];
         double step_tokens = (double)tokens / e->count * run_step_sequences(r);
-        if (run_begin(r, tokens, "about ", step_tokens)) validate(t, &r->log);
+        const DueWork due[] = {{r->val_every, run_report_fp8},
+                               {r->val_every, validate, "val_loss"},
+                               {r->settings.checkpoint_every, run_save}};
+        run_begin(r, due, COUNT_OF(due), tokens, "about ", step_tokens);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(r, &t->model, &t->data);
-            if (run_end_step(r, 0)) validate(t, &r->log);
+            run_end_step(r);
         }
         run_end(r, "BERT fine-tuning");
     }

@@ -51,8 +51,7 @@ static void embed(Trainer* t, const MlmTextSettings* s) {
 // --evaluate: print the losses on the held-out text and the scores of the sets.
 static void evaluate(Trainer* t) {
     const MultipleChoiceSets* choices = &t->mlm.choices;
-    for (int i = -1; i < choices->count; i++)
-        validate(&t->run, &t->model, &t->data, i < 0 ? NULL : &choices->set[i], NULL);
+    for (int i = -1; i < choices->count; i++) evaluate_text(&t->run, i < 0 ? NULL : &choices->set[i]);
 }
 
 // --explain: run the text forward and backward. Then apply the masked-token head to each layer's input (logit lens).

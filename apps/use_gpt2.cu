@@ -49,15 +49,14 @@ static void decode_block(Model* m, int l, int position, Context* ctx) {
     residual_layernorm_forward(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
 }
 
-// forward() for one token, `s`, at `position`. Its final layernorm is the first row of m->a.lnf.
-static void decode(Model* m, int position, const Sequences* s, Context* ctx) {
+// forward() for one token, at `position`. Its final layernorm is the first row of m->a.lnf.
+static void decode(Model* m, int position, const Batch* b, Context* ctx) {
     const Config* c = &m->config;
     const BlockActs* first = &m->a.h[0];
     Embeddings tables = {.word = m->p.wte, .position = m->p.wpe};
-    EmbeddingInputs in = {.tokens = m->in.inputs, .types = NULL, .s = s};
-    EmbeddingSizes sizes = {.V = m->Vp, .T = c->T, .types = 0, .C = c->C, .padding = -1};
+    EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = &b->s};
     scope_at(ctx, FORWARD, -1);
-    embedding_forward(m->a.embedded, in, tables, sizes, dropout_none(s), ctx);
+    embedding_forward(m->a.embedded, in, tables, m->buffers.step.embedding, dropout_none(&b->s), ctx);
     layernorm_forward(first->ln1.v, first->ln1_stats, m->a.embedded, m->p.h[0].ln1, (Rows){.N = 1, .C = c->C},
                       (real)c->eps, ctx);
     operand_fill(first->ln1, 1, c->C, ctx);
@@ -67,12 +66,12 @@ static void decode(Model* m, int position, const Sequences* s, Context* ctx) {
 
 // Compute the logits of the token after a window into the first row of m->a.logits. If the keys and values of all
 // tokens but the last are cached from the previous call, only the last token is computed.
-static void predict_next(Model* m, Window w, Context* ctx) {
+static void predict_next(Model* m, LmData* data, Window w, Context* ctx) {
     int rows = w.count - w.past_len;
     CHECK(w.past_len == 0 || rows == 1);
-    Sequences s = lm_input_text(&m->in, w.tokens + w.past_len, rows, w.past_len, ctx);
-    if (w.past_len) decode(m, w.past_len, &s, ctx);
-    else forward(m, m->in.inputs, &s, ctx);
+    Batch b = lm_data_text(data, w.tokens + w.past_len, rows, w.past_len, ctx);
+    if (w.past_len) decode(m, w.past_len, &b, ctx);
+    else forward(m, &b, ctx);
     forward_head(m, m->a.lnf + (size_t)(rows - 1) * (size_t)m->config.C, 1, ctx);
 }
 
@@ -80,14 +79,16 @@ static void predict_next(Model* m, Window w, Context* ctx) {
 // What the program can do
 
 // --generate: print the texts and the speed. A signal ends a text early.
-static void generate(Run* r, Model* m, Generation* g, const GenerateSettings* s) {
+static void generate(Trainer* t, Generation* g, const GenerateSettings* s) {
+    Run* r = &t->run;
+    Model* m = &t->model;
     double start = now_seconds();
     HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
     for (int number = 0; number < s->samples && !stop_signal; number++) {
         generation_begin(g, r, number);
         for (int i = 0; i < s->generate && !stop_signal && !g->is_over; i++) {
             group_begin_work(&r->group);
-            predict_next(m, generation_window(g), &r->ctx);
+            predict_next(m, &t->data, generation_window(g), &r->ctx);
             host_view_read(&r->ctx, &logits);
             generation_draw(g, logits.values);
         }
@@ -100,24 +101,26 @@ static void generate(Run* r, Model* m, Generation* g, const GenerateSettings* s)
 // --evaluate: print the loss on the held-out text and the scores of the sets.
 static void evaluate(Trainer* t) {
     process_on_stop(SIG_DFL);  // a signal may end the process at once: nothing is written
-    if (t->run.has_val) validate(&t->run, &t->model, &t->data, NULL);
-    for (int i = 0; i < t->choices.count; i++) validate_choices(&t->run, &t->model, &t->choices.set[i], NULL);
+    if (t->run.has_val) validate(&t->run);
+    for (int i = 0; i < t->choices.count; i++) score_choices(&t->run, &t->choices.set[i]);
 }
 
 // --explain: run the text forward and backward. Then apply the head to the input of each layer (the logit lens).
-static void explain(Run* r, Model* m, Explanation* e) {
+static void explain(Trainer* t, Explanation* e) {
+    Run* r = &t->run;
+    Model* m = &t->model;
     const Config* c = &m->config;
     ExplainSizes sizes = {.L = c->L, .NH = c->NH, .C = c->C, .V = c->V};
-    Sequences s = explain_lm_load(e, &m->in, &m->buffers, sizes, &r->ctx);
-    Rows rows = {.N = s.rows, .C = c->C};
-    forward(m, m->in.inputs, &s, &r->ctx);
-    forward_head(m, m->a.lnf, s.rows, &r->ctx);
-    compute_loss(m, &s, explain_scale(e), explain_direction(e), SET, &r->ctx);
-    if (explain_direction(e) == BACKWARD) backward(m, m->in.inputs, &s, SET, &r->ctx);
+    Batch b = explain_lm_load(e, &t->data, &m->buffers, sizes, &r->ctx);
+    Rows rows = {.N = b.s.rows, .C = c->C};
+    forward(m, &b, &r->ctx);
+    forward_head(m, m->a.lnf, b.s.rows, &r->ctx);
+    compute_loss(m, &b, explain_scale(e), explain_direction(e), SET, &r->ctx);
+    if (explain_direction(e) == BACKWARD) backward(m, &b, SET, &r->ctx);
     explain_end(e, &r->ctx);
     for (int l = 0; l <= c->L; l++) {
         layernorm_forward(m->a.lnf, m->a.lnf_stats, residual_into(m, l), m->p.lnf, rows, (real)c->eps, &r->ctx);
-        forward_head(m, m->a.lnf, s.rows, &r->ctx);
+        forward_head(m, m->a.lnf, b.s.rows, &r->ctx);
         explain_lens(e, m->a.logits, m->Vp, &r->ctx);
     }
     explain_write(e, m->a.loss, NULL, &r->ctx);
@@ -154,7 +157,6 @@ static void program_open(Program* p, int argc, char** argv) {
     if (r->train_pattern && !t->data.has_val && !t->choices.count)
         die(USAGE, "--evaluate 1 needs validation data or multiple-choice sets; name them with -j or --choices");
     run_init_model(r, &m->buffers, weight_rules(&m->config));
-    lm_input_alloc(&m->in, m->B, m->T, &r->ctx);
 }
 
 int main(int argc, char** argv) {
@@ -162,8 +164,8 @@ int main(int argc, char** argv) {
     Trainer* t = &p->trainer;
     process_begin(on_signal, argv);
     program_open(p, argc, argv);
-    if (explain_is_asked(&p->explain)) explain(&t->run, &t->model, &p->explanation);
-    else if (p->generate.generate) generate(&t->run, &t->model, &p->text, &p->generate);
+    if (explain_is_asked(&p->explain)) explain(t, &p->explanation);
+    else if (p->generate.generate) generate(t, &p->text, &p->generate);
     else evaluate(t);
     generation_close(&p->text);
     trainer_close(t);

@@ -139,18 +139,18 @@ generated_functions="unicode_class unicode_strip unicode_lower"
 # kernels on sm_100 take 2 and 3 registers more (dev/LOG.md).
 long_kernels="layernorm_backward_kernel"
 # Functions with more than 8 parameters. This number only goes down.
-most_wide_functions=10
+most_wide_functions=6
 # dev/ has kernels of its own, in dev/ladder and dev/recsys.
 dev_headers=$(find dev -name '*.h' -o -name '*.cuh' | sort)
 for header in $headers $dev_headers; do
     [[ " $generated_headers " == *" $header "* ]] || most_lines "$header" 450
 done
 # These numbers only go down.
-most_lines train_gpt2.cu 700
-most_lines train_bert.cu 725
-most_lines apps/finetune_bert.cu 400
-most_lines apps/use_gpt2.cu 175
-most_lines apps/use_bert.cu 150
+most_lines train_gpt2.cu 667
+most_lines train_bert.cu 722
+most_lines apps/finetune_bert.cu 387
+most_lines apps/use_gpt2.cu 173
+most_lines apps/use_bert.cu 120
 most_lines dev/recsys/train_dlrm.cu 500
 most_lines dev/recsys/train_ncf.cu 500
 if command -v python3 >/dev/null; then
@@ -220,8 +220,8 @@ corridor() {
 if ! command -v python3 >/dev/null || ! command -v gcov >/dev/null; then echo "skip corridor: python3 or gcov was not found"
 else
     make -s data/builtin/train.bin data/builtin/bert/train.bin >/dev/null || exit 1
-    corridor train_gpt2.cu 34 7125 28 0
-    corridor train_bert.cu 38 8411 28 0
+    corridor train_gpt2.cu 33 7120 28 0
+    corridor train_bert.cu 38 8455 28 0
 fi
 # --- sizes: every folder within its cap of dev/budgets.txt, which only goes down
 if git rev-parse --git-dir >/dev/null 2>&1; then

@@ -3,16 +3,17 @@
 
     python3 dev/common_lines.py [FILE...]      default: the trainers and apps/finetune_bert.cu
 
-The model is written out in each trainer on purpose: sections titled Configuration, Parameters, Activations, Forward,
-Backward and Losses do not count, nor do functions and arrays elsewhere that hold rows of a table (TensorRow). A section
-begins with a banner, a line of `// -----` followed by `// Title`. Everything else counts, apart from comments, #include
-and lines of fewer than four characters. Lines are compared without indentation, as multisets.
+The model and the step are written out in each trainer on purpose: sections titled Configuration, Parameters,
+Activations, Forward, Backward, Losses and Step do not count, nor do functions and arrays elsewhere that hold rows of a
+table (TensorRow). A section begins with a banner, a line of `// -----` followed by `// Title`. Everything else counts,
+apart from comments, #include and lines of fewer than four characters. Lines are compared without indentation, as
+multisets.
 
 Exit status: 0; 1 if a pair shares more than MOST_SHARED lines, or more than 5 consecutive ones; 2: wrong usage.
 """
 import collections, itertools, os, re, sys
 
-MODEL = ("Configuration", "Parameters", "Activations", "Forward", "Backward", "Losses")
+MODEL = ("Configuration", "Parameters", "Activations", "Forward", "Backward", "Losses", "Step")
 MOST_SHARED, MOST_RUN, SHORTEST = 23, 5, 4  # the first only goes down
 DEFAULT = ("train_gpt2.cu", "train_bert.cu", "apps/finetune_bert.cu")
 TABLE = re.compile(r"^\s*(static )?const TensorRow \w+\[\] = \{$")

@@ -133,7 +133,7 @@ def flat(value, at=""):
 rows = open(sys.argv[3]).read().partition("FLAGS_RETIRED[] = {")[2].partition("};")[0]
 retired = {f".settings.{name}" for name in re.findall(r'^ *{[^,]*, "--([^"]*)"', rows, re.M)}
 retired.add(".best.waited")  # state of --patience
-CHANGED = {(".settings.gelu-fusion", 3, 1)}  # values of earlier versions, and what they are read as
+CHANGED = {(".settings.loss-scale", "auto", -1), (".settings.adamw-lr", None, 0), (".settings.graph", "0", 0)}  # values of earlier versions, and what they are read as
 differs = 0
 for path in sorted(glob.glob(sys.argv[1] + "/*.trainer.json")):
     a, b = (flat(json.load(open(os.path.join(d, os.path.basename(path))))) for d in sys.argv[1:3])

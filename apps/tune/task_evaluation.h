@@ -234,7 +234,7 @@ static inline void task_score_show(Log* log, const Run* r, TaskScore s) {
 
 // Combine the results of all ranks, and log or print them. `predictions`: the file to write predictions to; empty:
 // none.
-static inline void task_evaluation_end(TaskEvaluation* e, const char* predictions, const Run* r, Log* log) {
+static inline void task_evaluation_end(TaskEvaluation* e, const char* predictions, Run* r) {
     TaskData* data = e->data;
     const ProcessGroup* group = &r->group;
     double sums[3] = {e->loss, e->targets, e->not_finite};
@@ -261,7 +261,7 @@ static inline void task_evaluation_end(TaskEvaluation* e, const char* prediction
         if (*predictions && group->rank == 0) task_write_classes(e, predictions);
     }
     free(e->number), free(e->predicted);
-    if (!e->is_stopped) task_score_show(log, r, score);
+    if (!e->is_stopped) task_score_show(r->settings.evaluate ? NULL : &r->log, r, score);
 }
 
 #endif

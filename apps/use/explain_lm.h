@@ -3,8 +3,8 @@
 #define APPS_USE_EXPLAIN_LM_H
 
 #include "apps/use/generate.h"
+#include "llmc/data/lm_data.h"
 #include "llmc/explain/run.h"
-#include "llmc/run/lm_input.h"
 #include "llmc/run/run.h"
 
 // Read the text for a model of V tokens and `most` positions. Returns its number of tokens.
@@ -32,8 +32,8 @@ static inline int explain_lm_open(Explanation* e, const ExplainSettings* s, Run*
 }
 
 // Upload the text and plan what to record. The model's buffers must be allocated.
-static inline Sequences explain_lm_load(Explanation* e, LmInput* in, const ModelBuffers* b, ExplainSizes sizes,
-                                        Context* ctx) {
+static inline Batch explain_lm_load(Explanation* e, LmData* data, const ModelBuffers* b, ExplainSizes sizes,
+                                    Context* ctx) {
     ExplainText* t = &e->text;
     sizes.T = t->T, sizes.is_causal = 1;
     explain_record_open(&e->record, b, sizes);
@@ -41,10 +41,10 @@ static inline Sequences explain_lm_load(Explanation* e, LmInput* in, const Model
     if (e->why_no_loss) explain_record_add(&e->record, PRE_NORM_LOSS_ONLY, COUNT_OF(PRE_NORM_LOSS_ONLY));
     else explain_record_add(&e->record, PRE_NORM_BACKWARD, COUNT_OF(PRE_NORM_BACKWARD));
     explain_check_directory(e);
-    staging_upload(&in->staging, in->targets, t->targets, (size_t)t->T * sizeof(int), ctx);
-    Sequences s = lm_input_text(in, t->tokens, t->T, 0, ctx);
+    staging_upload(&data->staging, data->targets, t->targets, (size_t)t->T * sizeof(int), ctx);
+    Batch batch = lm_data_text(data, t->tokens, t->T, 0, ctx);
     explain_begin(e, ctx);
-    return s;
+    return batch;
 }
 
 #endif

@@ -10,9 +10,8 @@ static inline int use_rows(Settings* s, Flag* table, int count) {
     static const char kept[] =
         " --model --train-data --val-data --choices --doc-mask --output --resume --override --steps --seed --batch "
         "--seq-len "
-        "--fp8 --fp8-steps --fp8-exclude-forward --master-weights --loss-scale --loss-scale-start --val-batches "
-        "--timeout --attention "
-        "--gelu-fusion --autotune --tf32 --threads --nsp --pack --mask-fraction --whole-word-masking "
+        "--fp8 --fp8-steps --fp8-exclude-forward --master-weights --loss-scale --val-batches "
+        "--timeout --autotune --tf32 --threads --nsp --pack --mask-fraction --whole-word-masking "
         "--short-sequences ";
     char error[FLAG_ERROR_SIZE], name[64];
     int left = 0;

@@ -19,8 +19,7 @@ static void close_data(Trainer* t);
 static Config config_from_settings(const Trainer* t);                   // the model that -e describes
 static Text config_text(const Trainer* t);                              // its config.json
 static void train_samples(Trainer* t, uint64_t epoch, uint64_t first);  // a step from number `first` of the epoch on
-static void validate(Trainer* t,
-                     Log* log);  // score the held-out data; print the result, and log it unless `log` is NULL
+static void validate(Run* r);  // score the held-out data, and log the result; with --evaluate print it
 
 // ---------------------------------------------------------------------------------------------------------
 // Settings and startup
@@ -31,9 +30,8 @@ static inline int recommender_rows(Flag* table, int rows, const char* const* oth
     // clang-format off
     static const char* const neither[] = {
         "--val-data", "--val-batches", "--zero", "--shuffle", "--seq-len", "--total-batch", "--recompute", "--master-weights",
-        "--optimizer", "--weight-decay", "--cautious-decay", "--clip", "--embedding-lr", "--vector-lr", "--init",
-        "--muon-warmup", "--loss-outlier", "--norm-outlier", "--loss-scale", "--loss-scale-start", "--mode",
-        "--attention", "--gelu-fusion", "--graph", "--fp8", "--fp8-steps", "--fp8-exclude-forward"};
+        "--optimizer", "--weight-decay", "--cautious-decay", "--clip", "--adamw-lr", "--init",
+        "--muon-warmup", "--loss-outlier", "--norm-outlier", "--loss-scale", "--mode", "--graph", "--fp8", "--fp8-steps", "--fp8-exclude-forward"};
     // clang-format on
     char error[FLAG_ERROR_SIZE];
     settings_default(table, rows, "--clip", "0");  // the norm covers the MLPs only
@@ -109,14 +107,12 @@ static void trainer_open(Trainer* t, int argc, char** argv, const char* usage) {
 static void train_step(Trainer* t) {
     Run* r = &t->run;
     StepLosses losses = {1, {t->model.a.loss}, {"loss"}};
-    MicroBatch b = run_begin_step(r);
     int B = t->model.B;
-    uint64_t step = b.sequence / (uint64_t)B;
-    run_next_micro_batch(r, &b);  // the only one
+    uint64_t step = run_step_sequence(r) / (uint64_t)B;
+    run_begin_step(r);
     train_samples(t, step / t->epoch_steps, step % t->epoch_steps * (uint64_t)B);
-    run_next_micro_batch(r, &b);
     StepWork work = {B, (double)B, (double)B, model_flops(&t->model)};  // a sample counts as a token
-    run_log(r, losses, work);
+    run_read_results(r, losses, work);
 }
 
 // Train or evaluate. `usage`: the first line of --help; `score`: the key of a validation in log.jsonl; `what`: the
@@ -128,13 +124,13 @@ static int recommender_main(int argc, char** argv, const char* usage, const char
     trainer_open(t, argc, argv, usage);
     if (r->settings.evaluate) {
         process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
-        validate(t, NULL);
+        validate(r);
     } else {
-        run_begin(r, t->samples, "", r->settings.B);
-        if (run_lacks_validation(r, score)) validate(t, &r->log);
+        const DueWork due[] = {{r->val_every, validate, score}, {r->settings.checkpoint_every, run_save}};
+        run_begin(r, due, COUNT_OF(due), t->samples, "", r->settings.B);
         while (run_next_step(r, (int)stop_signal)) {
             train_step(t);
-            if (run_end_step(r, 0)) validate(t, &r->log);
+            run_end_step(r);
         }
         run_end(r, what);
     }

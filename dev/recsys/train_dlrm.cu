@@ -98,8 +98,8 @@ static void model_plan(Model* m, Config config, int B) {
     model_buffers_finish_tables(&m->buffers);
     m->elements = table->tensors[first_table].offset;
     // No layers. The pointers to them fall on fields that are bound after them.
-    TensorStructs params = {&m->p, 0, 0}, grads = {&m->g, 0, 0}, activations = {&m->a, 0, 0};
-    model_buffers_set_structs(&m->buffers, params, grads, activations);
+    const TensorStructs structs[] = {{&m->p, 0, 0}, {&m->g, 0, 0}, {&m->a, 0, 0}};
+    memcpy(m->buffers.structs, structs, sizeof structs);
 }
 
 // After the buffers are allocated: allocate what else the model needs.
@@ -227,8 +227,8 @@ static void train_samples(Trainer* t, uint64_t epoch, uint64_t first) {
 }
 
 // The loss and the AUC of the held-out samples.
-static void validate(Trainer* t, Log* log) {
-    Run* r = &t->run;
+static void validate(Run* r) {
+    Trainer* t = (Trainer*)r;
     Model* m = &t->model;
     const Clicks* data = &t->data;
     double loss = 0, *logits = (double*)xmalloc((size_t)m->B * sizeof *logits);
@@ -254,7 +254,7 @@ static void validate(Trainer* t, Log* log) {
         log_put(&extra, "auc", auc, 8);
         if (!data->records) log_put(&extra, "true_auc", best, 8);
         json_put_integer(&extra, "held_out", (int64_t)data->held_out);
-        if (log) log_validation(log, r->step, r->last, loss / (double)data->held_out, extra.text);
+        if (!r->settings.evaluate) log_validation(&r->log, r->step, r->last, loss / (double)data->held_out, extra.text);
         printf("AUC %.5f of %llu held-out samples", auc, (unsigned long long)data->held_out);
         if (data->records) printf("\n");
         else printf("; the true logit's is %.5f\n", best);

@@ -134,8 +134,8 @@ static void model_plan(Model* m, Config config, int B) {
     model_buffers_finish_tables(&m->buffers);
     m->elements = table->tensors[first_table].offset;
     // No layers. The pointers to them fall on fields that are bound after them.
-    TensorStructs params = {&m->p, 0, 0}, grads = {&m->g, 0, 0}, activations = {&m->a, 0, 0};
-    model_buffers_set_structs(&m->buffers, params, grads, activations);
+    const TensorStructs structs[] = {{&m->p, 0, 0}, {&m->g, 0, 0}, {&m->a, 0, 0}};
+    memcpy(m->buffers.structs, structs, sizeof structs);
 }
 
 // After the buffers are allocated: allocate what else the model needs.
@@ -330,8 +330,8 @@ static void train_samples(Trainer* t, uint64_t epoch, uint64_t first) {
 }
 
 // Rank each user's held-out item among its rivals.
-static void validate(Trainer* t, Log* log) {
-    Run* r = &t->run;
+static void validate(Run* r) {
+    Trainer* t = (Trainer*)r;
     Model* m = &t->model;
     const Ratings* data = &t->data;
     int width = t->eval_negatives + 1, most = m->B / width;
@@ -353,7 +353,7 @@ static void validate(Trainer* t, Log* log) {
     if (stop_signal) return;
     double hr = sums.hits / sums.users, ndcg = sums.gain / sums.users;
     const char* pool = t->eval_pool == POOL_ALL ? "all" : "unseen";
-    if (log) {
+    if (!r->settings.evaluate) {
         Text line = {NULL, 0, 0};
         text_append(&line, "{", 1);
         json_put_integer(&line, "step", r->step);
@@ -361,7 +361,7 @@ static void validate(Trainer* t, Log* log) {
         json_put_integer(&line, "eval_negatives", t->eval_negatives);
         json_put_string(&line, "eval_pool", pool);
         text_append(&line, "}", 1);
-        log_line(log, &line);
+        log_line(&r->log, &line);
         free(line.text);
         log_print_step(r->step, r->last);
     }

@@ -5,6 +5,7 @@
 typedef struct {
     Context ctx;
     Model m;
+    LmData data;
     Optimizer o;
 } Bench;
 
@@ -15,7 +16,7 @@ static void bench_open_fp8(Bench* b, Config config, int B, int T, int recompute,
     b->m.buffers.fp8.is_wanted = fp8, b->m.buffers.fp8.keeps_x = recompute == RECOMPUTE_NOTHING;
     fp8_state_plan(&b->m.buffers.fp8, &b->m.buffers.table, b->m.N);
     model_buffers_alloc(&b->m.buffers, &b->ctx);
-    lm_input_alloc(&b->m.in, B, T, &b->ctx);
+    lm_data_alloc(&b->data, B, T, NO_CUTS, &b->ctx);
     optimizer_init_shard(&b->o, &b->m.buffers.table, (UpdateSettings){.kind = ADAMW, .master = WITH_MASTER},
                          tensors_updated(&b->m.buffers.table), &b->ctx);
     b->m.buffers.master = b->o.master;
@@ -36,7 +37,7 @@ static void bench_load(Bench* b, const char* path) {
 
 static void bench_close(Bench* b) {
     optimizer_free(&b->o);
-    lm_input_free(&b->m.in);
+    lm_data_close(&b->data);
     model_buffers_free(&b->m.buffers);
     matmul_plans_free(&b->ctx);
     context_free(&b->ctx);

@@ -56,8 +56,7 @@ f '-t above the model'            '-t 17: the model knows 16 positions'         
 refused 'flags: micro-batch above 2^30 tokens' 2 '2\^30 tokens' -e L=1,C=16,NH=2,T=1048576 -b 65536 -o "$o"
 f '-y 1 and --overwrite 1'        '-y 1 and --overwrite 1'                         -y 1 --overwrite 1
 f '--override 1 without -y 1'     '--override 1 without -y 1'                      --override 1
-f '--loss-scale, an unknown choice' '--loss-scale: .*auto\|off\|fixed\|dynamic'     --loss-scale 1024
-f '--loss-scale-start 0.5'        "--loss-scale-start: '0.5' .*1\.\."              --loss-scale-start 0.5
+f '--loss-scale 0.5'              '--loss-scale 0.5: is below 1'                   --loss-scale 0.5
 f '-w 2'                          "-w --master-weights: '2' .*0\.\.1"              -w 2
 f '--keep-best without validations' '--keep-best 1 goes by the validation loss'     --keep-best 1
 f '--ema with --fp8'              '--ema does not combine with --fp8'               --ema 0.9 --fp8 1
@@ -176,7 +175,7 @@ grep -q '^<svg ' "$o/loss.svg" && tail -n 1 "$o/loss.svg" | grep -q '^</svg>$' |
 find "$o" -name '*.tmp' | grep -q . && why=${why:-'a .tmp was left'}
 verdict 'files of a run' "$why"
 
-run "${SIZES[@]}" -x 1 -v 0 -s 1 -g 3000 -n 0 -o "$box/nul"
+run -e L=1,C=16,NH=2,T=1500 -b 1 -x 1 -v 0 -s 1 -g 3000 -n 0 -o "$box/nul"
 why=$(ended_with 0)
 zeros() { tr -dc '\0' <"$1" | wc -c; }
 [ "$(zeros "$box/nul/sample.txt")" -gt 0 ] || why=${why:-'the sample has no NUL: this test checks nothing'}
@@ -278,7 +277,7 @@ shard() { # MAGIC VERSION COUNT BYTES-OF-TOKENS
 shard 20240520 1 2000 4000 >"$work/same.bin"
 SAME=("${TINY[@]}" -i "$work/same.bin")
 # The first step overflows; each later scale is compared with the previous one.
-run "${SAME[@]}" -x 8 --loss-scale dynamic --loss-scale-start 3e38 -o "$box/overflow"
+run "${SAME[@]}" -x 8 --loss-scale 3e38 -o "$box/overflow"
 why=$(ended_with 0)
 [ -n "$why" ] || [ ! -s "$work/stderr" ] || why="stderr is not empty: $(head -n 1 "$work/stderr")"
 grep -q '^step 1/8 .*norm inf .*gradients overflowed: update skipped' "$work/stdout" || why=${why:-'no message about the overflow'}
@@ -292,9 +291,7 @@ why=${why:-$wrong}
 grep -q "\"updates\": $((8 - overflows)), \"loss_scale\": [0-9.e+]*, \"loss_scale_good_steps\": [0-9]" "$box/overflow/ckpt/00000008/trainer.json" ||
     why=${why:-'the checkpoint lacks the scale or the number of updates'}
 verdict 'loss scale: an overflow halves it and skips the update' "$why"
-run "${SAME[@]}" -x 2 --loss-scale fixed --loss-scale-start 3e38 -o "$box/fixed"
-verdict 'loss scale: a fixed one that overflows stops the run' "$(ended_with_error 3 'step 1: loss [0-9.]+, gradient norm inf')"
-run "${SIZES[@]}" -l 1e38 -x 4 "${QUIET[@]}" --loss-scale dynamic -o "$box/scaled-nan"
+run "${SIZES[@]}" -l 1e38 -x 4 "${QUIET[@]}" --loss-scale 65536 -o "$box/scaled-nan"
 verdict 'loss scale: a loss that is NaN still stops the run' "$(ended_with_error 3 'step 2: loss nan.*checkpoint(:| is) none')"
 
 # ---------------------------------------------------------------------------------------------------------

@@ -238,8 +238,8 @@ def check_gpt2(program, model, work):
 
     open(f"{work}/words", "w").write(words)
     # A loss scale, here 65536, divides out exactly.
-    why, _, scaled, acts, grads = explain(program, model, f"{work}/scaled", "--explain", words, "--loss-scale", "fixed")
-    verdict("--loss-scale fixed: the same page and files", why or ("" if (scaled, acts, grads) == (page, tensors, gradients) else "others"))
+    why, _, scaled, acts, grads = explain(program, model, f"{work}/scaled", "--explain", words, "--loss-scale", "65536")
+    verdict("--loss-scale 65536: the same page and files", why or ("" if (scaled, acts, grads) == (page, tensors, gradients) else "others"))
     before = open(f"{work}/gpt2/explain/activations.safetensors", "rb").read()
     why, _, other, _, _ = explain(program, model, f"{work}/file", "--explain", f"@{work}/words")
     verdict("--explain @FILE: as --explain", why or ("" if before == open(f"{work}/file/explain/activations.safetensors", "rb").read() else "other tensors"))

@@ -15,8 +15,7 @@ row --seq-len "$e" 8 "$loss" '*' '*'
 row --val-batches "$e" 1 'says "[0-9]+ of [0-9]+ micro-batches|all [0-9]+ micro-batches"' '*' '1 of *'
 row --choices "$e" in/set.bin 'says "^set acc [0-9.]+"' '' 'set acc *' "$loss"
 row --master-weights "$e" 0 "$loss" '*' '='  # of the checkpoint that -y 1 takes
-row --loss-scale '--explain a[MASK=b]' fixed 'says "^loss .*"' '*' '='  # divides out
-row --loss-scale-start '--explain a[MASK=b] --loss-scale fixed' 8 'says "^loss .*"' '*' '='
+row --loss-scale '--explain a[MASK=b]' 8 'says "^loss .*"' '*' '='  # divides out
 row --threads "$e" 2 "$loss" '*' '='
 row --timeout "$e" 100 "$loss" '*' '='
 case $PROGRAM in
@@ -30,8 +29,7 @@ case $PROGRAM in
         row --fp8-exclude-forward "$e --fp8 1" . "$loss" '*' '*'
         ;;
 esac
-row_gpu --attention "$e -x 0 -e L=1,C=128,NH=2,T=64 -b 16" materialized 'memory scratch' '*' '*'
-for flag in --gelu-fusion --autotune --tf32; do  # on a GPU they may change bits
+for flag in --autotune --tf32; do  # on a GPU they may change bits
     value=0 has_row[$flag]=1
     [ $flag != --tf32 ] || value=1
     [ -n "$is_gpu" ] || row $flag "$e" $value "$loss" '*' '='

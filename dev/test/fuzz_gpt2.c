@@ -11,7 +11,7 @@
 
 static int fuzz_flags(Trainer* t) { return settings_flags(t); }
 
-static void fuzz_validate(Trainer* t) { validate(&t->run, &t->model, &t->data, NULL); }
+static void fuzz_validate(Trainer* t) { validate(&t->run); }
 
 static void fuzz_step(Trainer* t) { train_step(&t->run, &t->model, &t->data); }
 

@@ -28,9 +28,8 @@ static void command_line_seeds(CaseList* list) {
         {"gpt2.txt",
          "-i\ntrain.bin\n-j\nval.bin\n-o\nout\n-y\n0\n--overwrite\n1\n-x\n100\n--stop-after\n10\n-v\n5\n-m\n0\n"
          "-n\n0\n-nk\n3\n-nm\n100\n--seed\n1\n--on-nan\nskip\n--doc-mask\n1\n"},
-        {"gpt2.txt",
-         "-s\n0\n-g\n64\n-a\n1\n--shuffle\n0\n--beta1\n0.8\n--eps=1e-9\n"
-         "--clip\n0\n-w\n0\n--loss-scale\nfixed\n--loss-scale-start\n1024\n-ge\n1\n-f\n1\n--attention\nmaterialized\n"},
+        {"gpt2.txt", "-s\n0\n-g\n64\n-a\n1\n--shuffle\n0\n--beta1\n0.8\n--eps=1e-9\n"
+                     "--clip\n0\n-w\n0\n--loss-scale\n1024\n-f\n1\n"},
         {"gpt2.txt", "-sl\n3\n-sg\n4.5\n"},
         {"gpt2.txt", "--profile\n3\n--profile-warmup\n1\n--mode\nforward\n-h\n10\n--choices\na,b\n"},
         {"gpt2.txt", "--help\n"},
@@ -138,7 +137,7 @@ static void gpt2_shards(int argc, char** argv) { FUZZ_GPT2.write_shards(argc, ar
 #define GPT2_DATA "-i train.bin -j val.bin -t 8 -b 1 --threads 1 -m 1 "
 #define BERT_DATA "-i sentences.bin -j sentences.bin -t 8 -b 1 --threads 1 -m 1 "
 // A resumed run has the model too: where no checkpoint is complete, it starts a new run with this one.
-#define TINY "-e L=1,C=4,NH=2,T=8,V=40 --async-checkpoint 0 "
+#define TINY "-e L=1,C=4,NH=2,T=8,V=40 "
 
 // The data, and what a run of two steps leaves in made/.
 static void trainer_make(int is_bert) {

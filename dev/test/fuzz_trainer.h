@@ -134,15 +134,16 @@ static Trainer* fuzz_steps(int argc, char** argv, int64_t steps, int limit) {
     if ((int64_t)r->model.N * run->micro_steps > limit) last = run->step;
     while (run->step < last) {
         fuzz_step(r);
-        run_end_step(run, 1);
-        if (steps > 1 && run->checkpoint_is_due && run_save(run) != 0) fuzz_broken("a checkpoint was not saved");
+        run_end_step(run);
+        if (steps > 1 && run->settings.checkpoint_every) run_save(run);
+        if (run->save_failed) fuzz_broken("a checkpoint was not saved");
     }
     return r;
 }
 
 static void fuzz_train(int argc, char** argv, int64_t steps, int limit) {
     Trainer* r = fuzz_steps(argc, argv, steps, limit);
-    if (steps > 1 && run_finish_save(&r->run) != 0) fuzz_broken("a checkpoint was not saved");
+    if (steps > 1 && writer_finish(r->run.writer) != 0) fuzz_broken("a checkpoint was not saved");
     trainer_close(r);
     free(r);
 }

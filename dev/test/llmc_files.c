@@ -50,8 +50,9 @@ static void bench_logits(Bench* b) {
     Model* m = &b->m;
     int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
     for (int i = 0; i < 2 * m->N; i++) tokens[i] = (int)(philox((uint32_t)i, 0, 0, 0, 3).v[0] % (uint32_t)m->config.V);
-    device_upload(&b->ctx, m->in.inputs, tokens, 2 * (size_t)m->N * sizeof(int));
-    evaluate_batch(m, m->B, 1, SET, &b->ctx);
+    device_upload(&b->ctx, b->data.inputs, tokens, 2 * (size_t)m->N * sizeof(int));
+    Batch batch = lm_data_batch(&b->data, m->B, 0);
+    evaluate_batch(m, &batch, 1, SET, &b->ctx);
     free(tokens);
 }
 

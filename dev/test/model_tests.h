@@ -58,14 +58,14 @@ static void report_decay(Tests* t, const TensorTable* table) {
 }
 
 // A step of NorMuon on the gradients at hand, tensor by tensor against the references: the matrices of the layers, of
-// which GPT-2 stores three as one, and everything else by AdamW with rates of its own. Replaces the optimizer.
+// which GPT-2 stores three as one, and everything else by AdamW with a rate of its own. Replaces the optimizer.
 static void report_muon_step(Tests* t, const ModelBuffers* b, Optimizer* o, Context* ctx) {
     const TensorTable* table = &b->table;
     const OptimizerSettings settings = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 0, 0, {0.9, 1}};
     UpdateSettings update;
     size_t n = table->elements;
     memset(&update, 0, sizeof update);
-    update.kind = NORMUON, update.master = WITH_MASTER, update.embedding_rate = 0.5, update.vector_rate = 2;
+    update.kind = NORMUON, update.master = WITH_MASTER, update.adamw_rate = 0.5;
     HostView view = host_view_open(b->params, n, VIEW_FLOATX);
     host_view_read(ctx, &view);
     real *grads = device_values(ctx, b->grads, n, VIEW_REAL), *p = (real*)xmalloc(n * sizeof(real));
@@ -85,7 +85,7 @@ static void report_muon_step(Tests* t, const ModelBuffers* b, Optimizer* o, Cont
         const Tensor* tensor = &table->tensors[i];
         int stacked = strstr(tensor->name, "c_attn") ? 3 : 1, is_matrix = tensor->layer >= 0 && tensor->ndim == 2;
         MuonGroup group = {tensor->shape[0] / stacked, tensor->shape[1], 0, is_matrix ? stacked : 0, stacked};
-        ParamSpan span = {tensor->offset, tensor->size, (float)tensor->decay, 0, tensor->ndim == 1 ? 2 : 0.5f};
+        ParamSpan span = {tensor->offset, tensor->size, (float)tensor->decay, 0, 0.5f};
         for (int k = 0; k < group.count; k++) {
             MuonMatrix matrix = {tensor->offset + (size_t)k * muon_elements(group), (float)tensor->decay};
             group.count = 1;

@@ -30,26 +30,27 @@ static char* put_windows(const char* directory) {
 }
 
 static void open_windows(LmData* data, const char* pattern, int shuffle, int ranks, int end_of_text, Context* ctx) {
-    lm_data_open(data, pattern, pattern, B, T, V, 5, shuffle, ranks, end_of_text, ctx);
+    lm_data_alloc(data, B, T, end_of_text, ctx);
+    lm_data_open(data, pattern, pattern, V, 5, shuffle, ranks);
 }
 
 // Read the step of one rank: micro-batches of B sequences, numbers (i * ranks + rank) * B .. from `start` on. Adds one
 // to seen [windows of the step] for each sequence, by its place in the whole order. Returns 0 if a batch differs.
 static int take_step(LmData* data, const BatchLm* order, uint64_t start, int micro_steps, int rank, int ranks,
                      int* seen, Context* ctx) {
-    int inputs[B * T], targets[B * T], right = 1;
-    Sequences documents;
+    int right = 1;
     for (int i = 0; i < micro_steps; i++) {
         int first = (i * ranks + rank) * B;
-        lm_data_load(inputs, targets, &documents, data, &data->train, start + (uint64_t)first, ctx);
+        Batch b = lm_data_train(data, start, first, ctx);
+        right &= b.s.first == first && b.s.parts == NULL;
         for (int row = 0; row < B; row++) {
             int want = 1 + T * (int)batch_lm_window(order, start + (uint64_t)(first + row));
             for (int k = 0; k < T; k++)
-                right &= inputs[row * T + k] == want + k && targets[row * T + k] == want + k + 1;
+                right &= b.inputs[row * T + k] == want + k && b.targets[row * T + k] == want + k + 1;
             seen[first + row]++;
         }
     }
-    return right && documents.count == 0;
+    return right;
 }
 
 // Together the ranks read every sequence of every step once, and so every window of an epoch, also in a resumed run.
@@ -93,21 +94,21 @@ static void test_slices(Tests* t) {
 // Jumps, repeated batches, and validation in between: the loaded batch is always the requested one.
 static void test_jumps(Tests* t) {
     char* pattern = put_windows(t->directory);
-    int inputs[B * T], targets[B * T], want[2 * B * T], right = 1;
+    int want[2 * B * T], right = 1;
     uint64_t sequence = 0;
-    Sequences documents;
     LmData data;
     Context ctx;
     context_init(&ctx);
     open_windows(&data, pattern, SHUFFLED, 3, -1, &ctx);
     for (uint32_t i = 0; i < 600; i++) {
         uint32_t draw = philox(i, 0, 0, 0, 77).v[0];
-        const BatchLm* from = draw % 5 == 0 ? &data.val : &data.train;
+        BatchLm* from = draw % 5 == 0 ? &data.val : &data.train;
         if (draw % 7 == 0) sequence = draw >> 8;
         else if (draw % 11) sequence += 3 * B;
-        lm_data_load(inputs, targets, &documents, &data, from, sequence, &ctx);
+        Batch b = lm_data_load(&data, from, sequence, B, 0, &ctx);
         batch_lm_read(from, sequence, want, want + B * T, NULL);
-        right &= memcmp(inputs, want, sizeof inputs) == 0 && memcmp(targets, want + B * T, sizeof targets) == 0;
+        right &= memcmp(b.inputs, want, B * T * sizeof(int)) == 0;
+        right &= memcmp(b.targets, want + B * T, B * T * sizeof(int)) == 0;
         if (from == &data.val) sequence -= 3 * B;
     }
     expect_that(t, right, "jumps, repetitions and validation load what a plain reader reads");
@@ -119,26 +120,28 @@ static void test_jumps(Tests* t) {
 // Token 0 begins a document: at random places, at both ends of a row, and two in a row.
 static void test_documents(Tests* t) {
     enum { N = B * T };
-    int tokens[T * WINDOWS + 1], inputs[N], targets[N], right = 1, most = 0;
+    int tokens[T * WINDOWS + 1], right = 1, most = 0;
     char* path = xprintf("%s/documents.bin", t->directory);
     for (uint32_t i = 0; i < COUNT_OF(tokens); i++) tokens[i] = philox(i, 0, 0, 0, 3).v[0] % 4 ? 1 + (int)i : 0;
     if (shard_write(path, tokens, COUNT_OF(tokens), 2) != 0) die(FAILED, "%s: %s", path, strerror(errno));
-    Sequences s;
     LmData data;
     Context ctx;
     context_init(&ctx);
     open_windows(&data, path, IN_ORDER, 1, 0, &ctx);
     for (uint64_t sequence = 0; sequence < 2 * WINDOWS; sequence += B) {
-        lm_data_load(inputs, targets, &s, &data, sequence % 3 ? &data.train : &data.val, sequence, &ctx);
+        Batch batch = lm_data_load(&data, sequence % 3 ? &data.train : &data.val, sequence, B, 0, &ctx);
+        const Sequences s = *batch.s.parts;
         int64_t squares = 0;
         int longest = 0;
         right &= s.rows == N && s.cu_seqlens[0] == 0 && s.cu_seqlens[s.count] == N && s.is_numbered_by_row;
         for (int b = 0; b < s.count; b++) {
             int begin = s.cu_seqlens[b], length = s.cu_seqlens[b + 1] - begin;
-            right &= length > 0 && begin / T == (begin + length - 1) / T && (begin % T == 0 || inputs[begin] == 0);
+            right &=
+                length > 0 && begin / T == (begin + length - 1) / T && (begin % T == 0 || batch.inputs[begin] == 0);
             right &= s.host_cu_seqlens[b] == begin && sequences_number(&s, b) == (uint32_t)begin;
             for (int i = 0; i < length; i++) {
-                right &= (i == 0 || inputs[begin + i] != 0) && s.sequence[begin + i] == b && s.position[begin + i] == i;
+                right &= (i == 0 || batch.inputs[begin + i] != 0) && s.sequence[begin + i] == b &&
+                         s.position[begin + i] == i;
             }
             squares += (int64_t)length * length;
             longest = max_int(longest, length);
@@ -154,30 +157,27 @@ static void test_documents(Tests* t) {
 
 // The token out of range is in window 8 in the order of the file.
 static void load_bad_token(const char* path) {
-    int inputs[B * T], targets[B * T];
-    Sequences documents;
     LmData data;
     Context ctx;
     context_init(&ctx);
-    lm_data_open(&data, path, NULL, B, T, V, 5, IN_ORDER, 1, -1, &ctx);
+    lm_data_alloc(&data, B, T, NO_CUTS, &ctx);
+    lm_data_open(&data, path, NULL, V, 5, IN_ORDER, 1);
     for (uint64_t sequence = 0; sequence < WINDOWS; sequence += B) {
         fprintf(stderr, "%d ", (int)sequence);
-        lm_data_load(inputs, targets, &documents, &data, &data.train, sequence, &ctx);
+        lm_data_train(&data, sequence, 0, &ctx);
     }
     lm_data_close(&data);
 }
 
 static void stop_before_bad_token(const char* path) {
-    int inputs[B * T], targets[B * T];
-    Sequences documents;
     LmData data;
     Context ctx;
     context_init(&ctx);
-    lm_data_open(&data, path, NULL, B, T, V, 5, IN_ORDER, 1, -1, &ctx);
-    for (uint64_t sequence = 0; sequence < 8; sequence += B)
-        lm_data_load(inputs, targets, &documents, &data, &data.train, sequence, &ctx);
+    lm_data_alloc(&data, B, T, NO_CUTS, &ctx);
+    lm_data_open(&data, path, NULL, V, 5, IN_ORDER, 1);
+    for (uint64_t sequence = 0; sequence < 8; sequence += B) lm_data_train(&data, sequence, 0, &ctx);
     prefetch_wait(&data.ahead, data.ahead.asked - 1);  // the thread has met it
-    lm_data_load(inputs, targets, &documents, &data, &data.train, 10, &ctx);
+    lm_data_train(&data, 10, 0, &ctx);
     lm_data_close(&data);
 }
 
@@ -307,8 +307,7 @@ static void on_signal(int number) { handled = number, handler = pthread_self(); 
 // The thread can be stopped at any moment; it handles no signals.
 static void test_ends(Tests* t) {
     char* pattern = put_windows(t->directory);
-    int inputs[B * T], targets[B * T], mine = 1;
-    Sequences documents;
+    int mine = 1;
     sigset_t one, before;
     signal(SIGUSR1, on_signal);
     sigemptyset(&one), sigaddset(&one, SIGUSR1);
@@ -317,8 +316,7 @@ static void test_ends(Tests* t) {
         Context ctx;
         context_init(&ctx);
         open_windows(&data, pattern, SHUFFLED, 2, -1, &ctx);
-        for (int k = 0; k < i % 4; k++)
-            lm_data_load(inputs, targets, &documents, &data, &data.train, (uint64_t)(2 * B * k), &ctx);
+        for (int k = 0; k < i % 4; k++) lm_data_train(&data, (uint64_t)(2 * B * k), 0, &ctx);
         if (i == 150) {
             // While this thread blocks a signal, the other one must not handle it.
             pthread_sigmask(SIG_BLOCK, &one, &before);

@@ -64,8 +64,8 @@ for recompute in 1 2; do
     same "recompute $recompute" "$work/recompute$recompute" "$straight" $last "${SHORT[@]}" -r $recompute
 done
 # A scale that is a power of two changes no bit.
-same 'loss scale 65536' "$work/scale65536" "$straight" $last "${SHORT[@]}" --loss-scale fixed
-same 'loss scale 64' "$work/scale64" "$straight" $last "${SHORT[@]}" --loss-scale fixed --loss-scale-start 64
+same 'loss scale 65536' "$work/scale65536" "$straight" $last "${SHORT[@]}" --loss-scale 65536
+same 'loss scale 64' "$work/scale64" "$straight" $last "${SHORT[@]}" --loss-scale 64
 run "${MODEL[@]}" --seed 7 -x 20 -v 0 -n 0 -o "$work/seed"
 cmp -s "$work/seed/model.safetensors" "$straight/model.safetensors"
 verdict 'another seed gives another model' "$([ $? -eq 1 ] || echo 'the models are equal: the comparisons prove nothing')"
@@ -122,7 +122,7 @@ contradiction --steps -x 30
 contradiction --seed --seed 7
 contradiction --dropout --dropout 0.2
 contradiction --master-weights -w 0
-contradiction --loss-scale --loss-scale fixed
+contradiction --loss-scale --loss-scale 64
 refused_again() { # NAME PATTERN FLAG...
     local name=$1 pattern=$2 before
     shift 2
@@ -195,10 +195,10 @@ scaled() { # NAME MIDDLE FLAG...
     verdict "$name" "$why"
     rm -rf "$work/scaled" "$work/scaled-half"
 }
-scaled 'resumed after an overflow' 10 --loss-scale dynamic --loss-scale-start 3e38 --clip 0
+scaled 'resumed after an overflow' 10 --loss-scale 3e38 --clip 0
 
 # Muon: its momentum rises with the steps, and NorMuon's second moments are part of the checkpoint.
-MUON=("${SHORT[@]}" --optimizer normuon --muon-warmup 16 --cautious-decay 1 --embedding-lr 5e-3 --vector-lr 2e-3)
+MUON=("${SHORT[@]}" --optimizer normuon --muon-warmup 16 --cautious-decay 1 --adamw-lr 5e-3)
 run "${MUON[@]}" -o "$work/muon"
 why=$(ended_with 0)
 run "${MUON[@]}" --stop-after 7 -o "$work/muon-half"

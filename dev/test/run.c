@@ -536,22 +536,19 @@ static void test_scopes(Tests* t) {
                    "1\n");
 }
 
-// A value of --attention or --gelu-fusion that earlier versions saved.
-static void test_old_value(Tests* t, const char* flag, const char* value, int want) {
-    char* saved = xprintf("{\"%s\": %s}", flag, value);
-    int attention = -1, gelu_fusion = -1;
-    Flag rows[] = {
-        {NULL, "--attention", FLAG_CHOICE, &attention, "flash", 0, 0, "flash|materialized", SCOPE_RUN, TOPIC_NONE, ""},
-        {"-ge", "--gelu-fusion", FLAG_INT, &gelu_fusion, "1", 0, 1, NULL, SCOPE_RUN, TOPIC_NONE, ""}};
+// A value of --loss-scale that earlier versions saved.
+static void test_old_value(Tests* t, const char* value, double want) {
+    char* saved = xprintf("{\"loss-scale\": \"%s\"}", value);
+    double scale = 0;
+    Flag row = {NULL, "--loss-scale", FLAG_REAL, &scale, "-1", -1, 3e38, NULL, SCOPE_RUN, TOPIC_NONE, ""};
     char *argv[] = {(char*)"program"}, error[JSON_ERROR_SIZE];
     Json json;
-    flags_parse(rows, COUNT_OF(rows), 1, argv, "");
+    flags_parse(&row, 1, 1, argv, "");
     if (json_parse(&json, saved, strlen(saved), error) != 0) die(FAILED, "%s", error);
-    settings_restore(rows, COUNT_OF(rows), json.root, 0, "file");
+    settings_restore(&row, 1, json.root, 0, "file");
     json_free(&json);
     free(saved);
-    int is = strcmp(flag, "attention") == 0 ? attention : gelu_fusion;
-    expect(t, is == want, "settings/--attention and --gelu-fusion of an earlier version", "%s %s: %d", flag, value, is);
+    expect(t, scale == want, "settings/--loss-scale of an earlier version", "%s: %g", value, scale);
 }
 
 static void test_settings(Tests* t) {
@@ -578,12 +575,11 @@ static void test_update_settings(Tests* t) {
     expect(t, run_optimizer_settings(&r).rounding != rounding, "update/rounding draws new bits in every step",
            "it does not");
     r.group.size = 1, r.step = 5;
-    s->optimizer = MUON, s->muon_warmup = 10, s->embedding_lr = 1.2, s->vector_lr = 1.8;
+    s->optimizer = MUON, s->muon_warmup = 10, s->adamw_lr = 1.2;
     double momentum = run_optimizer_settings(&r).muon.momentum;  // half of the way from 0.85
     UpdateSettings u = run_update_settings(&r);
     expect(t, fabs(momentum - 0.9) < 1e-12, "update/--muon-warmup", "momentum %g", momentum);
-    expect(t, fabs(u.embedding_rate - 2) < 1e-12 && fabs(u.vector_rate - 3) < 1e-12,
-           "update/--embedding-lr and --vector-lr", "rates %g %g", u.embedding_rate, u.vector_rate);
+    expect(t, fabs(u.adamw_rate - 2) < 1e-12, "update/--adamw-lr", "rate %g", u.adamw_rate);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -631,9 +627,9 @@ static void test_overflow(Tests* t) {
                  {"a fixed scale", LOSS_SCALE_FIXED, 3, INFINITY, 1024, 0},
                  {"a loss that is NaN", LOSS_SCALE_DYNAMIC, NAN, NAN, 1024, 0}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        LossScaleRule rule = {cases[i].kind, 2000};
         char* name = xprintf("overflow/%s", cases[i].name);
-        int got = steps_is_overflow(rule, cases[i].loss, cases[i].norm, cases[i].scale);
+        int is_scaled = cases[i].kind == LOSS_SCALE_DYNAMIC;
+        int got = run_has_overflowed(is_scaled, cases[i].loss, cases[i].norm, cases[i].scale);
         expect(t, got == cases[i].want, name, "got %d", got);
         free(name);
     }
@@ -1615,11 +1611,10 @@ int main(void) {
     test_config(&t);
     test_settings(&t);
     test_scopes(&t);
-    test_old_value(&t, "attention", "\"explicit\"", 1);
-    test_old_value(&t, "attention", "\"flash-wide\"", 0);
-    test_old_value(&t, "gelu-fusion", "3", 1);
-    test_old_value(&t, "gelu-fusion", "2", 1);
-    test_old_value(&t, "gelu-fusion", "0", 0);
+    test_old_value(&t, "auto", -1);
+    test_old_value(&t, "off", 0);
+    test_old_value(&t, "dynamic", 65536);
+    test_old_value(&t, "1024", 1024);
     test_update_settings(&t);
     test_streams(&t);
     test_overflow(&t);

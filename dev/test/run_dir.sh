@@ -396,16 +396,16 @@ verdict 'closed standard descriptors' "$why"
 
 # The largest loss scale, which is rounded to a larger one.
 rm -rf "$work/new"
-"$PROGRAM" "${MODEL[@]}" -x 2 -v 2 -m 3000 -n 0 --loss-scale dynamic --loss-scale-start 3e38 -o "$work/new" </dev/null >"$work/stdout" 2>"$work/stderr" &
+"$PROGRAM" "${MODEL[@]}" -x 2 -v 2 -m 3000 -n 0 --loss-scale 3e38 -o "$work/new" </dev/null >"$work/stdout" 2>"$work/stderr" &
 pid=$!
 until [ -s "$work/new/log.jsonl" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done  # then its first validation begins
 kill -TERM $pid
 join
 why=$(ended_with 0)
-if [ ! -d "$work/new/ckpt/00000000" ]; then skip '--loss-scale-start 3e38 is resumed' 'the validation was over before the signal came'
+if [ ! -d "$work/new/ckpt/00000000" ]; then skip '--loss-scale 3e38 is resumed' 'the validation was over before the signal came'
 else
     run -y 1 -v 0 -o "$work/new"
-    verdict '--loss-scale-start 3e38 is resumed' "${why:-$(ended_with 0)}"
+    verdict '--loss-scale 3e38 is resumed' "${why:-$(ended_with 0)}"
 fi
 
 finish

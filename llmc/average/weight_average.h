@@ -16,7 +16,6 @@ typedef struct {
     double decay;   // 0: there is no average
     int64_t start;  // the first step in the average, counted from 1
     int is_in;      // the average and the parameters are swapped
-    int64_t shown;  // step after which it was last evaluated
     int64_t saved;  // step after which it was last saved; -1: not by this process
 } WeightAverage;
 

@@ -14,10 +14,13 @@ typedef struct {
 
 // clang-format off
 static const RetiredFlag FLAGS_RETIRED[] = {
+    {NULL, "--async-checkpoint", "0|1", NULL},
+    {NULL, "--attention", "flash|flash-wide", NULL},
     {NULL, "--batch-ramp", "0", NULL},
     {NULL, "--ceilings", NULL, NULL},
     {NULL, "--chat", NULL, "./use_gpt2"},
     {NULL, "--embed", NULL, "./use_bert"},
+    {NULL, "--embedding-lr", "0", "--adamw-lr"},
     {NULL, "--evaluate", NULL, "./use_gpt2 and ./use_bert"},
     {NULL, "--explain", NULL, "./use_gpt2 and ./use_bert"},
     {NULL, "--explain-file", NULL, "--explain @FILE of ./use_gpt2 and ./use_bert (- for standard input)"},
@@ -26,10 +29,12 @@ static const RetiredFlag FLAGS_RETIRED[] = {
     {NULL, "--explain-tensors", NULL, "./use_gpt2 and ./use_bert"},
     {NULL, "--fill", NULL, "./use_bert"},
     {NULL, "--fp8-fusion", "1|2|3", NULL},
+    {"-ge", "--gelu-fusion", "1|2|3", NULL},
     {NULL, "--generate", NULL, "./use_gpt2"},
     {NULL, "--interaction", "all", NULL},
     {NULL, "--kv-cache", NULL, NULL},
     {NULL, "--loss-scale-growth", "2000", NULL},
+    {NULL, "--loss-scale-start", NULL, "--loss-scale N"},
     {NULL, "--max-hours", NULL, "timeout -s TERM, which saves, and -y 1"},
     {NULL, "--max-predictions", "-1", "--mask-fraction"},
     {NULL, "--muon-coefficients", "newton_schulz", NULL},
@@ -57,6 +62,7 @@ static const RetiredFlag FLAGS_RETIRED[] = {
     {NULL, "--temperature", NULL, "./use_gpt2"},
     {NULL, "--top-k", NULL, "./use_gpt2"},
     {NULL, "--top-p", NULL, "./use_gpt2"},
+    {NULL, "--vector-lr", "0", "--adamw-lr"},
     {NULL, "--vectors", NULL, "./use_bert"},
     {NULL, "--wsd-decay", "0.2", NULL},
 };

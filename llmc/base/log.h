@@ -62,7 +62,6 @@ typedef struct {
     double started;   // when the first step of this process ended: it includes autotuning
     int64_t first;    // number of that step, 0 before it
     LossCurve train, validation;
-    Text last;  // of a resumed run: the log lines of the step that it resumes from
     LogResult* results;
     size_t result_count, result_capacity;
 } Log;
@@ -89,7 +88,7 @@ static inline void log_warn_once(Log* log, const char* file) {
 static inline int log_is_result(const char* key) {
     static const char* const ends[] = {"_acc", "_acc_norm", "_perplexity"};
     size_t n = strlen(key);
-    int is = strncmp(key, "val_", 4) == 0 || strncmp(key, "ema_val_", 8) == 0;
+    int is = strncmp(key, "val_", 4) == 0 || strncmp(key, "ema_val_", 8) == 0 || strstr(key, "_at_");
     for (size_t i = 0; i < COUNT_OF(ends); i++)
         is = is || (n > strlen(ends[i]) && strcmp(key + n - strlen(ends[i]), ends[i]) == 0);
     return is && n < LOG_KEY;
@@ -126,7 +125,6 @@ static inline void log_cut_back(Log* log, const char* path, int64_t last_step) {
         const JsonNode *loss = json_get(line.root, "loss"), *val_loss = json_get(line.root, "val_loss");
         if (newline && (!step || (step->is_integer && step->integer <= last_step))) {
             text_append(&kept, text + start, end - start);
-            if (step && step->integer == last_step) text_append(&log->last, text + start, end - start);
             if (step && loss && loss->type == JSON_NUMBER) loss_curve_add(&log->train, step->integer, loss->number);
             if (step && val_loss && val_loss->type == JSON_NUMBER)
                 loss_curve_add(&log->validation, step->integer, val_loss->number);
@@ -143,12 +141,11 @@ static inline void log_cut_back(Log* log, const char* path, int64_t last_step) {
     free(text);
 }
 
-// Whether a resumed run has a line with `key` for the step that it resumes from. A signal may have prevented that line.
-static inline int log_has(const Log* log, const char* key) {
-    char* quoted = xprintf("\"%s\":", key);
-    int has = log->last.text && strstr(log->last.text, quoted);
-    free(quoted);
-    return has;
+// Whether the log has the result `key` of an evaluation after `step` steps.
+static inline int log_has_result(const Log* log, const char* key, int64_t step) {
+    for (size_t i = 0; i < log->result_count; i++)
+        if (log->results[i].step == step && strcmp(log->results[i].key, key) == 0) return 1;
+    return 0;
 }
 
 // Open OUT/log.jsonl: a new file if `resume_step` is -1, else the present one, cut back to that step. An `out_dir` of
@@ -175,29 +172,25 @@ static inline void log_open(Log* log, const char* out_dir, RunLock* lock, int64_
 static inline void log_close(Log* log) {
     if (log->directory && log->fd >= 0) close(log->fd);
     free(log->directory);
-    free(log->last.text), free(log->results);
+    free(log->results);
     loss_curve_free(&log->train);
     loss_curve_free(&log->validation);
     memset(log, 0, sizeof(*log));
     log->fd = -1;
 }
 
-// Whether a result of `step`, from which the run resumed, was logged only after that.
-static inline int log_has_late_result(const Log* log, int64_t step) {
-    for (size_t i = 0; i < log->result_count; i++)
-        if (log->results[i].step == step && !log_has(log, log->results[i].key)) return 1;
-    return 0;
+// Keep the results of a line that is written.
+static inline void log_keep_line(Log* log, const Text* json) {
+    Json parsed;
+    char error[JSON_ERROR_SIZE];
+    if (json_parse(&parsed, json->text, json->length, error) != 0) return;
+    log_keep_results(log, parsed.root);
+    json_free(&parsed);
 }
 
 // Append one JSON object, given without a newline.
 static inline void log_line(Log* log, const Text* json) {
-    Json parsed;
-    char error[JSON_ERROR_SIZE];
-    // A step's line has no results, and is not parsed.
-    if (!strstr(json->text, "\"lr\":") && json_parse(&parsed, json->text, json->length, error) == 0) {
-        log_keep_results(log, parsed.root);
-        json_free(&parsed);
-    }
+    if (!strstr(json->text, "\"lr\":")) log_keep_line(log, json);  // a step's line has no results
     if (log->fd < 0 || run_lock_check(log->lock) != 0) return;
     Text line = {NULL, 0, 0};
     text_append(&line, json->text, json->length);

@@ -86,11 +86,11 @@ static inline void mlm_evaluation_print(const MlmEvaluation* e) {
     val_share_print(&e->share);
 }
 
-// Log the result, or print it if `log` is NULL. Does nothing if a signal ended the evaluation.
-static inline void mlm_evaluation_show(const MlmEvaluation* e, Log* log, Run* r) {
+// Log the result, or with --evaluate print it. Does nothing if a signal ended the evaluation.
+static inline void mlm_evaluation_show(const MlmEvaluation* e, Run* r) {
     Text t = {NULL, 0, 0};
     if (e->share.is_stopped) return;
-    if (!log) {
+    if (r->settings.evaluate) {
         mlm_evaluation_print(e);
         return;
     }
@@ -98,20 +98,19 @@ static inline void mlm_evaluation_show(const MlmEvaluation* e, Log* log, Run* r)
     log_put(&t, "val_mlm_accuracy", e->masked_correct, 6);
     if (e->has_next) log_put(&t, "val_nsp_loss", e->next_loss, 9);
     if (e->has_next) log_put(&t, "val_nsp_accuracy", e->next_correct, 6);
-    run_log_validation(r, log, e->loss, t.text);
+    run_log_validation(r, e->loss, t.text);
     free(t.text);
 }
 
-static inline void mlm_evaluation_show_clozes(const MlmEvaluation* e, MlmSums sums, Log* log, const Run* r) {
+static inline void mlm_evaluation_show_clozes(const MlmEvaluation* e, MlmSums sums, Run* r) {
     MultipleChoiceResult result = {.examples = sums.masked, .acc = sums.correct[0] / sums.masked, .is_cloze = 1};
     result.perplexity = exp(sums.losses[0] / sums.masked), result.not_finite = !isfinite(sums.losses[0]);
-    if (!e->share.is_stopped) multiple_choice_show(r, log, e->set, result);
+    if (!e->share.is_stopped) multiple_choice_show(r, e->set, result);
 }
 
 // Compute the result over all ranks from this rank's summed losses and correct predictions, [2] each, on the device.
 // Log or print it.
-static inline void mlm_evaluation_end(MlmEvaluation* e, Run* r, Log* log, const real* losses, const real* correct,
-                                      int has_next) {
+static inline void mlm_evaluation_end(MlmEvaluation* e, Run* r, const real* losses, const real* correct, int has_next) {
     MlmSums sums = e->sums;
     real values[4] = {0, 0, 0, 0};
     if (e->share.count) {
@@ -121,7 +120,7 @@ static inline void mlm_evaluation_end(MlmEvaluation* e, Run* r, Log* log, const 
     for (int i = 0; i < 2; i++) sums.losses[i] = (double)values[i], sums.correct[i] = (double)values[2 + i];
     group_sum_counts(&r->group, (double*)&sums, sizeof sums / sizeof(double));
     if (e->set) {
-        mlm_evaluation_show_clozes(e, sums, log, r);
+        mlm_evaluation_show_clozes(e, sums, r);
         return;
     }
     run_check_finite(r, "the validation loss", sums.losses[0] + (has_next ? sums.losses[1] : 0));
@@ -129,7 +128,7 @@ static inline void mlm_evaluation_end(MlmEvaluation* e, Run* r, Log* log, const 
     e->has_next = has_next;
     if (has_next) e->next_loss = sums.losses[1] / sums.sequences, e->next_correct = sums.correct[1] / sums.sequences;
     e->loss = e->masked_loss + e->next_loss;
-    mlm_evaluation_show(e, log, r);
+    mlm_evaluation_show(e, r);
 }
 
 // Open the data, and the sets of clozes, of a model of V tokens and T positions.

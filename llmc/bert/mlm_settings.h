@@ -1,4 +1,4 @@
-/* Settings of a masked language model's run: how sequences are drawn and masked, and which samples are shown. */
+/* Settings of a masked language model's run: how sequences are drawn and masked. */
 #ifndef LLMC_BERT_MLM_SETTINGS_H
 #define LLMC_BERT_MLM_SETTINGS_H
 
@@ -11,7 +11,6 @@ typedef enum { MEAN_MICRO, MEAN_GLOBAL } LossMean;
 typedef struct {
     int loss_mean, next_sentence, whole_words, pack;
     double mask_fraction, short_fraction;
-    int sample_every;
     const char* phase2;
     MultipleChoiceSets choices;  // clozes: mlm_evaluation.h
 } MlmSettings;
@@ -35,8 +34,6 @@ static inline int mlm_settings_rows(MlmSettings* s, Flag* table, int count) {
          "Maximum sequences in a row of -t tokens."},
         {NULL, "--phase2",             FLAG_STRING, &s->phase2,          "",       0,   0,       NULL,   SCOPE_RUN,     TOPIC_RUN,
          "Directory of another run: start from its newest weights and moments instead of -e, at step 0, with any -t."},
-        {"-s", "--sample-every",       FLAG_INT,    &s->sample_every,    "500",    0,   1e9,     NULL,   SCOPE_FREE,    TOPIC_SAMPLES,
-         "Steps between samples (a held-out sequence with masks filled in), and one at the end. 0: never."},
     };
     // clang-format on
     return multiple_choice_rows(&s->choices, table, settings_add_rows(table, count, rows, COUNT_OF(rows)));

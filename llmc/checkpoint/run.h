@@ -97,8 +97,7 @@ static inline int run_save_checkpoint(Run* r, const char* card) {
     json_put_key(&trainer, "settings");
     flags_to_json(&trainer, r->flags, r->flag_count);
     text_printf(&trainer, "}\n");
-    int background = settings->async_checkpoint && more;
-    int result = writer_begin(r->writer, &c, r->step, r->config.text, trainer.text, card, background);
+    int result = writer_begin(r->writer, &c, r->step, r->config.text, trainer.text, card, more);
     free(trainer.text), state_free(&state);
     return result;
 }

@@ -91,7 +91,7 @@ static inline void state_row_get(const StateRow* row, const JsonNode* object, co
                 (long long)row->most);
         *(int64_t*)row->value = n;
     } else if (row->type == STATE_REAL) {
-        // At most FLT_MAX, because the largest --loss-scale-start, 3e38, is 3.00000006e38 as a float.
+        // At most FLT_MAX, because the largest --loss-scale, 3e38, is 3.00000006e38 as a float.
         double x = json_get_double(object, key, file);
         if (!(x >= 0 && x <= FLT_MAX))
             die(USAGE, "%s: key \"%s\": is %g; allowed: 0..%g", file, row->name, x, (double)FLT_MAX);

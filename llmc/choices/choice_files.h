@@ -26,6 +26,7 @@ enum {
 
 typedef struct {
     char* file;
+    char key[48];  // of its score in log.jsonl
     int count;
     int is_cloze;        // every example is a cloze
     size_t* characters;  // [count] index of the first ending's number of characters; NULL: version 1

@@ -186,27 +186,66 @@ static inline MultipleChoiceResult multiple_choice_result(const MultipleChoiceEv
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// Results
+
+static inline void multiple_choice_print(const MultipleChoice* set, MultipleChoiceResult r) {
+    char name[32];
+    multiple_choice_name(set, name);
+    printf("%s acc %.6f, ", name, r.acc);
+    if (set->chance > 0) printf("chance %.6f, ", set->chance);
+    if (r.is_cloze) printf("perplexity %.3f", plain_nan(r.perplexity));
+    else printf("acc_norm %.6f", r.acc_norm);
+    printf(" (%.0f examples)\n", r.examples);
+}
+
+// Write a line to the log and the terminal; with --evaluate only to the terminal.
+static inline void multiple_choice_show(Run* r, const MultipleChoice* set, MultipleChoiceResult result) {
+    char name[32], key[48];
+    multiple_choice_name(set, name);
+    snprintf(key, sizeof key, "a loss on %s", name);
+    if (result.not_finite > 0) run_check_finite(r, key, NAN);
+    if (!r->settings.evaluate) log_print_step(r->step, r->last);
+    multiple_choice_print(set, result);
+    fflush(stdout);
+    if (r->settings.evaluate) return;
+    Text t = {NULL, 0, 0};
+    text_append(&t, "{", 1);
+    json_put_integer(&t, "step", r->step);
+    log_put(&t, set->key, result.acc, 6);
+    snprintf(key, sizeof key, result.is_cloze ? "%s_perplexity" : "%s_acc_norm", name);
+    log_put(&t, key, result.is_cloze ? result.perplexity : result.acc_norm, 6);
+    text_append(&t, "}", 1);
+    log_line(&r->log, &t);
+    free(t.text);
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // With the model, which runs between multiple_choice_load() and multiple_choice_take()
 
 // Begin the evaluation of this rank's share of a set, and allocate device memory for it.
 static inline void multiple_choice_evaluation_open(MultipleChoiceEvaluation* e, const MultipleChoice* set, int N, int T,
-                                                   const ProcessGroup* group, Context* ctx) {
-    multiple_choice_begin(e, set, N, T, group->rank, group->size);
-    e->device_rows = (int*)device_alloc(ctx, multiple_choice_device_ints(N) * sizeof(int), "batch");
-    e->device_correct = (real*)device_alloc(ctx, (size_t)N * sizeof(real), "batch");
+                                                   Run* r) {
+    multiple_choice_begin(e, set, N, T, r->group.rank, r->group.size);
+    e->device_rows = (int*)device_alloc(&r->ctx, multiple_choice_device_ints(N) * sizeof(int), "batch");
+    e->device_correct = (real*)device_alloc(&r->ctx, (size_t)N * sizeof(real), "batch");
 }
 
-static inline void multiple_choice_evaluation_close(MultipleChoiceEvaluation* e) {
+// End the evaluation. Show the result, unless a `signal` to any rank has ended it (0: none to this one).
+static inline void multiple_choice_evaluation_close(MultipleChoiceEvaluation* e, Run* r, int signal) {
+    MultipleChoiceResult result = multiple_choice_result(e, &r->group);
+    if (!group_any(&r->group, signal != 0)) multiple_choice_show(r, e->set, result);
     device_free(e->device_rows, multiple_choice_device_ints(e->N) * sizeof(int));
     device_free(e->device_correct, (size_t)e->N * sizeof(real));
     multiple_choice_end(e);
 }
 
 // Upload the next micro-batch: inputs [N], targets [e->scored] of the rows e->device_rows, and the sequences. Returns 0
-// if all examples are done.
+// if all examples are done, or after a `signal` (0: none).
 static inline int multiple_choice_load(MultipleChoiceEvaluation* e, int* inputs, int* targets, Sequences* sequences,
-                                       Context* ctx) {
-    int rows = multiple_choice_pack(e);
+                                       Run* r, int signal) {
+    Context* ctx = &r->ctx;
+    int rows = signal ? 0 : multiple_choice_pack(e);
+    group_begin_work(&r->group);
     if (rows == 0) return 0;
     Documents on_device;
     Sequences s;
@@ -248,42 +287,6 @@ static inline void multiple_choice_take(MultipleChoiceEvaluation* e, const real*
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Results
-
-static inline void multiple_choice_print(const MultipleChoice* set, MultipleChoiceResult r) {
-    char name[32];
-    multiple_choice_name(set, name);
-    printf("%s acc %.6f, ", name, r.acc);
-    if (set->chance > 0) printf("chance %.6f, ", set->chance);
-    if (r.is_cloze) printf("perplexity %.3f", plain_nan(r.perplexity));
-    else printf("acc_norm %.6f", r.acc_norm);
-    printf(" (%.0f examples)\n", r.examples);
-}
-
-// Write a line to the log and the terminal; without a log only to the terminal.
-static inline void multiple_choice_show(const Run* r, Log* log, const MultipleChoice* set,
-                                        MultipleChoiceResult result) {
-    char name[32], key[48];
-    multiple_choice_name(set, name);
-    snprintf(key, sizeof key, "a loss on %s", name);
-    if (result.not_finite > 0) run_check_finite(r, key, NAN);
-    if (log) log_print_step(r->step, r->last);
-    multiple_choice_print(set, result);
-    fflush(stdout);
-    if (!log) return;
-    Text t = {NULL, 0, 0};
-    text_append(&t, "{", 1);
-    json_put_integer(&t, "step", r->step);
-    snprintf(key, sizeof key, "%s_acc", name);
-    log_put(&t, key, result.acc, 6);
-    snprintf(key, sizeof key, result.is_cloze ? "%s_perplexity" : "%s_acc_norm", name);
-    log_put(&t, key, result.is_cloze ? result.perplexity : result.acc_norm, 6);
-    text_append(&t, "}", 1);
-    log_line(log, &t);
-    free(t.text);
-}
-
-// ---------------------------------------------------------------------------------------------------------
 // The sets of a run
 
 typedef struct {
@@ -293,17 +296,16 @@ typedef struct {
     MultipleChoice* set;  // [count]
 } MultipleChoiceSets;
 
-// The first set whose results are due before this process's first step (run_is_missing). Those of all later sets
-// are also due. s->count: none.
-static inline int multiple_choice_first_missing(const MultipleChoiceSets* s, const Run* r) {
-    char name[32], key[48];
-    int i = r->step > 0 ? 0 : s->count;
-    for (; i < s->count; i++) {
-        multiple_choice_name(&s->set[i], name);
-        snprintf(key, sizeof key, "%s_acc", name);
-        if (run_is_missing(r, s->every, key)) break;
-    }
+// The set after set i whose score the log lacks, s->count: none. A new model has nothing to score.
+static inline int multiple_choice_next_set(const MultipleChoiceSets* s, int i, const Run* r) {
+    do i++;
+    while (i < s->count && (r->step == 0 || run_has_result(r, s->set[i].key)));
     return i;
+}
+
+// The key of the last set's score in log.jsonl; NULL without sets.
+static inline const char* multiple_choice_last_key(const MultipleChoiceSets* s) {
+    return s->count ? s->set[s->count - 1].key : NULL;
 }
 
 // Append the rows of the settings. Returns the new count.
@@ -333,6 +335,7 @@ static inline void multiple_choice_sets_open(MultipleChoiceSets* s, int V, int T
         multiple_choice_open(set, path, V);
         multiple_choice_fit(set, T, group->rank == 0);
         multiple_choice_name(set, name);
+        snprintf(set->key, sizeof set->key, "%s_acc", name);
         for (int i = 0; i < s->count; i++) {
             multiple_choice_name(&s->set[i], other);
             if (strcmp(name, other) == 0)

@@ -51,8 +51,8 @@ static inline int multiple_choice_rows(MultipleChoiceSets* s, Flag* table, int c
 
 #define multiple_choice_sets_open(...) room_absent(0, __VA_ARGS__)
 #define multiple_choice_sets_close(...) room_absent(0, __VA_ARGS__)
-#define multiple_choice_first_missing(...) room_absent(0, __VA_ARGS__)
-#define multiple_choice_last_key(...) NULL
+#define multiple_choice_next_set(...) room_absent(0, __VA_ARGS__)
+#define multiple_choice_last_key(...) (room_absent(0, __VA_ARGS__), (const char*)NULL)
 #define multiple_choice_device_bytes(...) (size_t) room_absent(0, __VA_ARGS__)
 #define multiple_choice_example(...) ((MultipleChoiceExample){{NULL, 0}})
 #define multiple_choice_next(text) (text)
@@ -61,7 +61,6 @@ static inline int multiple_choice_rows(MultipleChoiceSets* s, Flag* table, int c
 #define multiple_choice_evaluation_close(...) room_absent(0, __VA_ARGS__)
 #define multiple_choice_load(...) room_absent(0, __VA_ARGS__)
 #define multiple_choice_take(...) room_absent(0, __VA_ARGS__)
-#define multiple_choice_result(...) ((MultipleChoiceResult){0, 0, 0, 0, 0})
 #define multiple_choice_show(...) room_absent(0, __VA_ARGS__)
 
 #endif

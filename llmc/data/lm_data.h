@@ -1,5 +1,5 @@
-/* Data loading for a language model: shards for training, optional shards for validation, and the upload of their
- * batches.
+/* The loader of a language model. It reads shards for training, and optionally for validation, and it owns the
+ * micro-batch on the device: tokens, targets, and the layout of the sequences.
  *
  * A rank's micro-batches are B * ranks sequences apart, across steps and epochs. So the next ones are known, and a
  * thread reads them ahead. After a jump, they are discarded. Reading ahead never changes the batches. */
@@ -15,23 +15,32 @@
 enum { LM_AHEAD = 4, LM_MEAN_DOCUMENT = 64 };
 enum { NO_CUTS = -1 };  // LmData.end_of_text instead of a token
 
-// A micro-batch on the host: inputs [B, T], targets [B, T], and the three arrays of `documents` with --doc-mask.
+// A micro-batch on the device, valid until the next one is loaded.
 typedef struct {
-    uint64_t sequence;  // number of its first sequence, set by the caller
+    int *inputs, *targets;  // [s.rows] tokens, and the tokens to predict; -1 does not count for the loss
+    Sequences s;
+} Batch;
+
+// The same on the host: inputs [B, T], targets [B, T], and the three arrays of `documents` with --doc-mask.
+typedef struct {
+    uint64_t sequence;  // number of its first sequence
     int* ints;
     Documents documents;
     ReadError error;
 } LmBatch;
 
 typedef struct {
+    int B, T;         // sequences of the largest micro-batch, and their tokens
+    int end_of_text;  // first token of each document, which attention does not leave; NO_CUTS: it does
+    int* device;      // the arrays of a micro-batch, one after the other:
+    int *inputs, *targets, *layout, *documents;  // layout: cu_seqlens, sequence and position of B sequences of T rows
+    Sequences parts;                             // the documents of the micro-batch; count 0: none
+    Staging staging;
     Shards train_shards, val_shards;
     BatchLm train, val;
     int has_val;
     ValEntropy val_entropy;
-    int end_of_text;  // first token of each document, or NO_CUTS
-    int* documents;   // on the device: the arrays of Documents for the micro-batch
-    Staging staging;  // the arrays of an LmBatch
-    LmBatch now;      // read by the trainer itself
+    LmBatch now;  // read by the trainer itself
     // Read ahead: job n reads into batch[n % LM_AHEAD].
     Prefetch ahead;
     int is_ahead;  // the thread is running
@@ -44,22 +53,43 @@ typedef struct {
 // Planning for the worst case, N, would take 16 KiB per row and head where attention's scratch is tiled.
 static inline int lm_data_planned_documents(int B, int N) { return B + N / LM_MEAN_DOCUMENT; }
 
-static inline size_t lm_batch_ints(const LmData* data) {
-    int N = data->train.B * data->train.T;
-    return 2 * (size_t)N + (data->end_of_text >= 0 ? documents_ints(N) : 0);
+// Numbers of ints: of a micro-batch as it is read, of the layout, and of everything on the device, where the cu_seqlens
+// of a text come last.
+static inline size_t lm_batch_ints(int B, int T, int has_documents) {
+    return 2 * (size_t)B * (size_t)T + (has_documents ? documents_ints(B * T) : 0);
+}
+static inline size_t lm_layout_ints(int B, int T) { return (size_t)B + 1 + 2 * (size_t)B * (size_t)T; }
+static inline size_t lm_data_ints(int B, int T, int has_documents) {
+    return lm_batch_ints(B, T, has_documents) + lm_layout_ints(B, T) + 2;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Memory and files
+
+// Allocate for micro-batches of at most B sequences of T tokens. lm_data_open() opens files to fill them from.
+static inline void lm_data_alloc(LmData* data, int B, int T, int end_of_text, Context* ctx) {
+    const size_t N = (size_t)B * (size_t)T, n = lm_layout_ints(B, T), read = lm_batch_ints(B, T, end_of_text >= 0);
+    memset(data, 0, sizeof *data);
+    data->B = B, data->T = T, data->end_of_text = end_of_text;
+    data->device = (int*)device_alloc(ctx, lm_data_ints(B, T, end_of_text >= 0) * sizeof(int), "batch");
+    data->inputs = data->device, data->targets = data->inputs + N, data->documents = data->targets + N;
+    data->layout = data->device + read;
+    staging_open(&data->staging, max_size(n, read) * sizeof(int));
+    int* layout = (int*)staging_begin(&data->staging);
+    sequences_uniform(layout, layout + B + 1, layout + B + 1 + N, B, T);
+    device_upload(ctx, data->layout, layout, n * sizeof(int));
+    staging_end(&data->staging, ctx);
 }
 
 static inline void lm_batch_alloc(LmBatch* b, const LmData* data) {
-    memset(b, 0, sizeof *b);
-    b->ints = (int*)xmalloc(lm_batch_ints(data) * sizeof(int));
-    documents_place(&b->documents, b->ints + 2 * (size_t)data->train.B * (size_t)data->train.T,
-                    data->train.B * data->train.T);
+    b->ints = (int*)xmalloc(lm_batch_ints(data->B, data->T, data->end_of_text >= 0) * sizeof(int));
+    documents_place(&b->documents, b->ints + 2 * (size_t)data->B * (size_t)data->T, data->B * data->T);
 }
 
-// Read B sequences, starting with number `sequence`.
+// Read the sequences from number `sequence` on.
 static inline void lm_batch_read(LmBatch* b, const LmData* data, const BatchLm* from, uint64_t sequence,
                                  ReadError* error) {
-    batch_lm_read(from, sequence, b->ints, b->ints + (size_t)data->train.B * (size_t)data->train.T, error);
+    batch_lm_read(from, sequence, b->ints, b->ints + (size_t)data->B * (size_t)data->T, error);
     if (data->end_of_text >= 0) documents_find(&b->documents, b->ints, from->B, from->T, data->end_of_text);
 }
 
@@ -87,12 +117,11 @@ static inline void lm_data_check_documents(const LmData* data) {
     free(tokens);
 }
 
-// Open both patterns (val_pattern may be NULL) for batches of B sequences of T tokens below V. This rank takes every
-// `ranks`th batch. Validation data is read in file order. Attention does not cross documents, which begin with
-// `end_of_text` (NO_CUTS: it does).
-static inline void lm_data_open(LmData* data, const char* train_pattern, const char* val_pattern, int B, int T, int V,
-                                uint64_t seed, int shuffle, int ranks, int end_of_text, Context* ctx) {
-    memset(data, 0, sizeof *data);
+// Open both patterns (val_pattern may be NULL), whose tokens are below V. This rank takes every `ranks`th batch.
+// Validation data is read in file order.
+static inline void lm_data_open(LmData* data, const char* train_pattern, const char* val_pattern, int V, uint64_t seed,
+                                int shuffle, int ranks) {
+    const int B = data->B, T = data->T;
     shards_open(&data->train_shards, train_pattern);
     batch_lm_init(&data->train, &data->train_shards, B, T, V, seed, shuffle);
     data->has_val = val_pattern != NULL;
@@ -100,10 +129,7 @@ static inline void lm_data_open(LmData* data, const char* train_pattern, const c
     if (data->has_val) batch_lm_init(&data->val, &data->val_shards, B, T, V, 0, IN_ORDER);
     if (data->has_val) val_entropy_open(&data->val_entropy, &data->val_shards, T);
     data->stride = (uint64_t)B * (uint64_t)ranks;
-    data->end_of_text = end_of_text;
-    if (end_of_text >= 0) lm_data_check_documents(data);
-    if (end_of_text >= 0) data->documents = (int*)device_alloc(ctx, documents_ints(B * T) * sizeof(int), "batch");
-    staging_open(&data->staging, lm_batch_ints(data) * sizeof(int));
+    if (data->end_of_text >= 0) lm_data_check_documents(data);
     lm_batch_alloc(&data->now, data);
     for (int i = 0; i < LM_AHEAD; i++) lm_batch_alloc(&data->batch[i], data);
 }
@@ -113,11 +139,14 @@ static inline void lm_data_close(LmData* data) {
     for (int i = 0; i < LM_AHEAD; i++) free(data->batch[i].ints), free(data->batch[i].error.message);
     free(data->now.ints);
     staging_close(&data->staging);
-    if (data->documents) device_free(data->documents, documents_ints(data->train.B * data->train.T) * sizeof(int));
-    batch_lm_free(&data->train), shards_close(&data->train_shards);
+    device_free(data->device, lm_data_ints(data->B, data->T, data->end_of_text >= 0) * sizeof(int));
+    if (data->train_shards.count) batch_lm_free(&data->train), shards_close(&data->train_shards);
     if (data->has_val)
         batch_lm_free(&data->val), shards_close(&data->val_shards), val_entropy_close(&data->val_entropy);
 }
+
+// ---------------------------------------------------------------------------------------------------------
+// Batches
 
 // Let the thread read the micro-batch that starts with sequence number `sequence`.
 static inline void lm_data_ask(LmData* data, uint64_t sequence) {
@@ -161,39 +190,65 @@ static inline double lm_data_targets(const BatchLm* from, uint64_t sequence, uin
     return (double)count;
 }
 
-// Upload the micro-batch of data->train or data->val that starts with number `sequence` to inputs and targets [B, T] on
-// the device, for all later launches. data->val.B may be smaller than data->train.B. `documents` receives the documents
-// that attention does not cross, valid until the next call; count 0: attention crosses all. The caller sets its
-// `first`.
-static inline void lm_data_load(int* inputs, int* targets, Sequences* documents, LmData* data, const BatchLm* from,
-                                uint64_t sequence, Context* ctx) {
-    size_t n = (size_t)from->B * (size_t)from->T, N = (size_t)data->train.B * (size_t)data->train.T,
-           ints = lm_batch_ints(data);
+// B sequences of T rows each, the first of which is number `first` in the whole step.
+static inline Batch lm_data_batch(LmData* data, int B, int first) {
+    const int *layout = data->layout, *rows = layout + data->B + 1, T = data->T;
+    Batch b;
+    memset(&b, 0, sizeof b);
+    b.inputs = data->inputs, b.targets = data->targets;
+    b.s.rows = B * T, b.s.count = B, b.s.max_length = T, b.s.sum_sq_len = (int64_t)B * T * T, b.s.first = first;
+    b.s.cu_seqlens = layout, b.s.sequence = rows, b.s.position = rows + data->B * T;
+    data->parts.first = (int)((uint32_t)first * (uint32_t)T);
+    if (data->parts.count) b.s.parts = &data->parts;
+    return b;
+}
+
+// Load B sequences of data->train or data->val, from number `sequence` on, for all later launches.
+static inline Batch lm_data_load(LmData* data, BatchLm* from, uint64_t sequence, int B, int first, Context* ctx) {
+    size_t n = (size_t)B * (size_t)data->T, N = (size_t)data->B * (size_t)data->T;
+    size_t ints = lm_batch_ints(data->B, data->T, data->end_of_text >= 0);
     scope_at(ctx, FORWARD, -1);
-    Scope scope = scope_open(ctx, "batch_load", 0, (double)(ints * sizeof(int)), "B=%d T=%d", from->B, from->T);
-    const LmBatch* b = &data->now;
-    if (from == &data->train) b = lm_data_take(data, sequence);
+    Scope scope = scope_open(ctx, "batch_load", 0, (double)(ints * sizeof(int)), "B=%d T=%d", B, data->T);
+    const LmBatch* read = &data->now;
+    from->B = B;
+    if (from == &data->train) read = lm_data_take(data, sequence);
     else lm_batch_read(&data->now, data, from, sequence, NULL);
-    int* host = (int*)staging_begin(&data->staging);
-    memcpy(host, b->ints, ints * sizeof(int));
-    device_upload(ctx, inputs, host, n * sizeof(int));
-    device_upload(ctx, targets, host + N, n * sizeof(int));
-    memset(documents, 0, sizeof *documents);
+    int* host = (int*)memcpy(staging_begin(&data->staging), read->ints, ints * sizeof(int));
+    device_upload(ctx, data->inputs, host, n * sizeof(int));
+    device_upload(ctx, data->targets, host + N, n * sizeof(int));
     if (data->end_of_text >= 0) {
-        Documents on_device;
-        Sequences s;
-        memset(&s, 0, sizeof s);
-        s.rows = (int)n, s.count = b->documents.count;
-        s.max_length = b->documents.longest, s.sum_sq_len = b->documents.sum_sq_len;
-        documents_place(&on_device, data->documents, (int)N);
-        s.cu_seqlens = on_device.cu_seqlens, s.sequence = on_device.document, s.position = on_device.position;
-        s.host_cu_seqlens = b->documents.cu_seqlens;
-        s.is_numbered_by_row = 1;
+        const int* documents = data->documents;
+        Sequences parts = {.rows = (int)n, .count = read->documents.count, .max_length = read->documents.longest};
+        parts.sum_sq_len = read->documents.sum_sq_len, parts.is_numbered_by_row = 1;
+        parts.sequence = documents, parts.position = documents + N, parts.cu_seqlens = documents + 2 * N;
+        parts.host_cu_seqlens = read->documents.cu_seqlens;
         device_upload(ctx, data->documents, host + 2 * N, documents_ints((int)N) * sizeof(int));
-        *documents = s;
+        data->parts = parts;
     }
     staging_end(&data->staging, ctx);
     scope_close(&scope);
+    return lm_data_batch(data, B, first);
+}
+
+// Load the training micro-batch that starts with number `first` of the step that starts with number `step` of the data.
+static inline Batch lm_data_train(LmData* data, uint64_t step, int first, Context* ctx) {
+    return lm_data_load(data, &data->train, step + (uint64_t)first, data->B, first, ctx);
+}
+
+// Load B sequences of the validation data.
+static inline Batch lm_data_val(LmData* data, uint64_t sequence, int B, Context* ctx) {
+    return lm_data_load(data, &data->val, sequence, B, 0, ctx);
+}
+
+// Load one text: `rows` tokens that follow `past_len` earlier ones. It has no targets.
+static inline Batch lm_data_text(LmData* data, const int* tokens, int rows, int past_len, Context* ctx) {
+    int cu_seqlens[2] = {0, rows}, *device = data->layout + lm_layout_ints(data->B, data->T);
+    Batch b = lm_data_batch(data, 1, 0);
+    b.s.rows = b.s.max_length = rows, b.s.sum_sq_len = (int64_t)rows * rows, b.s.parts = NULL;
+    b.s.cu_seqlens = device, b.s.position += past_len;
+    staging_upload(&data->staging, device, cu_seqlens, sizeof cu_seqlens, ctx);
+    staging_upload(&data->staging, data->inputs, tokens, (size_t)rows * sizeof(int), ctx);
+    return b;
 }
 
 #endif

@@ -130,11 +130,11 @@ typedef struct {
 } Context;
 
 // Set how the GPU's matmul algorithms are chosen. Context documents the values. The CPU has only one matmul.
-static inline void device_set_matmul(Context* ctx, int autotune, int gelu_fusion, int tf32) {
+static inline void device_set_matmul(Context* ctx, int autotune, int tf32) {
 #ifdef __CUDACC__
-    ctx->autotune = autotune, ctx->gelu_fusion = gelu_fusion, ctx->tf32 = tf32;
+    ctx->autotune = autotune, ctx->tf32 = tf32;
 #else
-    (void)ctx, (void)autotune, (void)gelu_fusion, (void)tf32;
+    (void)ctx, (void)autotune, (void)tf32;
 #endif
 }
 

@@ -24,7 +24,6 @@ enum {
 
 typedef struct {
     int is_on;
-    int may_give_up;         // --graph auto: graphs are switched off if most of them are new
     int64_t steps;           // of this process
     int64_t launched, made;  // graphs
     size_t nodes;            // of the last one
@@ -41,20 +40,14 @@ typedef struct {
 #endif
 } StepGraph;
 
-// Why a run cannot use graphs; NULL: it can.
-static inline const char* step_graph_obstacle(const Settings* s, int ranks) {
-    if (!GPU_BUILD) return "this is the CPU build";
-    if (ranks > 1) return "it is for one GPU: the sums over ranks run on a stream of their own";
-    if (s->profile) return "--profile measures the launches one by one";
-    return NULL;
-}
-
 static inline void step_graph_open(StepGraph* g, const Settings* s, int ranks) {
-    const char* obstacle = step_graph_obstacle(s, ranks);
-    if (s->graph == GRAPH_ON && obstacle) die(USAGE, "--graph 1: %s; leave it out, or choose auto", obstacle);
+    const char* obstacle = !GPU_BUILD   ? "this is the CPU build"
+                           : ranks > 1  ? "it is for one GPU: the sums over ranks run on a stream of their own"
+                           : s->profile ? "--profile measures the launches one by one"
+                                        : NULL;
+    if (s->graph && obstacle) die(USAGE, "--graph 1: %s; leave it out", obstacle);
     memset(g, 0, sizeof *g);
-    g->is_on = s->graph != GRAPH_OFF && !obstacle;
-    g->may_give_up = s->graph == GRAPH_AUTO;
+    g->is_on = s->graph;
 }
 
 // The next steps launch other ops, which may allocate scratch: begin again with steps without a graph.
@@ -120,7 +113,6 @@ static inline void step_graph_free_outgrown(Context* ctx) {
 
 // Launch the graph of everything captured since step_graph_begin().
 static inline void step_graph_end(StepGraph* g, Context* ctx) {
-    enum { FIRST = 16 };  // new graphs that --graph auto always allows
     cudaGraph_t graph;
     if (!ctx->is_captured) return;
     ctx->is_captured = 0;
@@ -132,10 +124,6 @@ static inline void step_graph_end(StepGraph* g, Context* ctx) {
     cudaCheck(cudaGraphDestroy(graph));
     cudaCheck(cudaGraphLaunch(*exec, ctx->stream));
     step_graph_free_outgrown(ctx);
-    if (!g->may_give_up || g->made < FIRST + g->launched / 2) return;
-    g->is_on = 0;
-    fprintf(stderr, "--graph auto: off, because the launches of the steps vary: of %lld graphs %lld were new\n",
-            (long long)g->launched, (long long)g->made);
 }
 
 // At the end of a run: print the number of graphs.

@@ -3,10 +3,11 @@
 #define LLMC_MODEL_CONFIG_H
 
 #include "llmc/base/json.h"
+#include "llmc/data/safetensors.h"
 #include "llmc/device/device.h"
 
-// CONFIG_TOKEN is a token ID. A null in the file is read as -1.
-typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL, CONFIG_TOKEN } ConfigType;
+// CONFIG_TOKEN is a token ID. A null in the file is read as -1. CONFIG_GELU is the name of an activation.
+typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL, CONFIG_TOKEN, CONFIG_GELU } ConfigType;
 
 #define CONFIG_NEEDED NAN                  // as a fallback: the key is required
 #define CONFIG_MAX_FILE ((size_t)1 << 26)  // bytes; there may be many class names
@@ -28,17 +29,44 @@ static inline void config_refuse(const ConfigRow* row, double value, const char*
         row->max);
 }
 
-// Check the integers of a `config` from any source against the limits of the rows.
-static inline void config_rows_check(const void* config, const ConfigRow* rows, size_t count, const char* source) {
+// The field with this name in a descriptor, such as C; NULL: no row has it.
+static inline int* config_size(void* config, const ConfigRow* rows, size_t count, const char* size) {
+    for (size_t i = 0; i < count; i++)
+        if (rows[i].size && strcmp(rows[i].size, size) == 0) return (int*)((char*)config + rows[i].field);
+    return NULL;
+}
+
+// Check a `config` from any source: integers against the limits of the rows, tokens against V, and that the heads divide
+// C. An F of 0 becomes 4 C.
+static inline void config_rows_check(void* config, const ConfigRow* rows, size_t count, const char* source) {
+    const int *C = config_size(config, rows, count, "C"), *NH = config_size(config, rows, count, "NH"),
+              *V = config_size(config, rows, count, "V");
+    int* F = config_size(config, rows, count, "F");
+    if (C && F && *F == 0) *F = 4 * *C;
     for (size_t i = 0; i < count; i++) {
         int value;
-        if (rows[i].type != CONFIG_INT || rows[i].field == CONFIG_NO_FIELD) continue;
+        if (rows[i].field == CONFIG_NO_FIELD || rows[i].type == CONFIG_REAL) continue;
         memcpy(&value, (const char*)config + rows[i].field, sizeof value);
-        if (value < rows[i].min || value > rows[i].max) config_refuse(&rows[i], value, source);
+        if (rows[i].type == CONFIG_INT && (value < rows[i].min || value > rows[i].max))
+            config_refuse(&rows[i], value, source);
+        if (rows[i].type == CONFIG_TOKEN && V && value >= *V)
+            die(USAGE, "%s: key \"%s\": %d is not below vocab_size, %d", source, rows[i].key, value, *V);
     }
+    if (C && NH && *C % *NH != 0) die(USAGE, "%s: %d channels cannot be cut into %d heads", source, *C, *NH);
+}
+
+// The activation named by `key`, or `fallback` if the key is absent.
+static inline Gelu config_gelu(const JsonNode* json, const char* key, Gelu fallback, const char* file) {
+    const char* name = json_get_string_or(json, key, fallback == GELU_ERF ? "gelu" : "gelu_new", file);
+    if (strcmp(name, "gelu") == 0) return GELU_ERF;
+    if (strcmp(name, "gelu_new") != 0 && strcmp(name, "gelu_pytorch_tanh") != 0)
+        die(USAGE, "%s: key \"%s\": \"%s\" is not supported; gelu_new, gelu_pytorch_tanh and gelu are", file, key,
+            name);
+    return GELU_TANH;
 }
 
 static inline double config_row_value(const ConfigRow* row, const JsonNode* json, const char* file) {
+    if (row->type == CONFIG_GELU) return config_gelu(json, row->key, (Gelu)row->fallback, file);
     const JsonNode* node = json_get(json, row->key);
     if (row->type == CONFIG_TOKEN && node && node->type == JSON_NULL) return -1;
     if (!isnan(row->fallback) && !json_has(json, row->key)) return row->fallback;
@@ -47,7 +75,7 @@ static inline double config_row_value(const ConfigRow* row, const JsonNode* json
                                     : (double)json_get_int(json, row->key, file);
 }
 
-// Fill the fields of `config`. If a value is missing, has a wrong type or is out of range, report its key and exit with
+// Fill the fields of `config`, and check it. If a value is missing, has a wrong type or is out of range, report its key and exit with
 // USAGE.
 static inline void config_rows_read(void* config, const ConfigRow* rows, size_t count, const JsonNode* json,
                                     const char* file) {
@@ -66,6 +94,7 @@ static inline void config_rows_read(void* config, const ConfigRow* rows, size_t 
         if (row->type == CONFIG_REAL) memcpy(field, &value, sizeof value);
         else memcpy(field, &whole, sizeof whole);
     }
+    config_rows_check(config, rows, count, file);
 }
 
 // Append the rows that have a field as members of a JSON object.
@@ -78,10 +107,24 @@ static inline void config_rows_write(Text* t, const void* config, const ConfigRo
         memcpy(&value, field, rows[i].type == CONFIG_REAL ? sizeof value : 0);
         memcpy(&whole, field, sizeof whole);
         if (rows[i].type == CONFIG_REAL) json_put_number(t, rows[i].key, value);
+        else if (rows[i].type == CONFIG_GELU) json_put_string(t, rows[i].key, whole == GELU_TANH ? "gelu_new" : "gelu");
         else if (rows[i].type == CONFIG_TOKEN && whole < 0) json_put_number(t, rows[i].key, NAN);  // null
         else if (rows[i].type != CONFIG_BOOL) json_put_integer(t, rows[i].key, whole);
         else json_put_bool(t, rows[i].key, whole);
     }
+}
+
+// The text of a config.json with these rows. `keys`: other members; freed. Its text may be NULL: none.
+static inline Text config_text(const char* architecture, const char* model_type, Text keys, const void* config,
+                               const ConfigRow* rows, size_t count) {
+    Text t = {NULL, 0, 0};
+    text_printf(&t, "{\"architectures\": [\"%s\"], \"model_type\": \"%s\"", architecture, model_type);
+    if (keys.text) text_printf(&t, ", %s", keys.text);
+    config_rows_write(&t, config, rows, count);
+    json_put_string(&t, "dtype", safetensors_dtype_name(FLOATX_NAME));
+    text_printf(&t, "}\n");
+    free(keys.text);
+    return t;
 }
 
 // Check that `key` has `value`, the only one supported, which is also the default of an absent key.
@@ -89,16 +132,6 @@ static inline void config_expect(const JsonNode* json, const char* key, const ch
     const char* text = json_get_string_or(json, key, value, file);
     if (strcmp(text, value) != 0)
         die(USAGE, "%s: key \"%s\": is \"%s\", but this trainer reads \"%s\"", file, key, text, value);
-}
-
-// The activation named by `key`, or by `fallback` if the key is absent.
-static inline Gelu config_gelu(const JsonNode* json, const char* key, const char* fallback, const char* file) {
-    const char* name = json_get_string_or(json, key, fallback, file);
-    if (strcmp(name, "gelu") == 0) return GELU_ERF;
-    if (strcmp(name, "gelu_new") != 0 && strcmp(name, "gelu_pytorch_tanh") != 0)
-        die(USAGE, "%s: key \"%s\": \"%s\" is not supported; gelu_new, gelu_pytorch_tanh and gelu are", file, key,
-            name);
-    return GELU_TANH;
 }
 
 // The value of `key`, a probability, or `fallback` if the key is absent.
@@ -132,15 +165,20 @@ static inline int config_sizes_read(void* config, const ConfigRow* rows, size_t 
     return 0;
 }
 
-// Set the sizes that -e gives, as a published model's name or a descriptor, in `config`, which has the defaults. Exits
-// with USAGE if the text is neither. `allowed` completes the message.
+// Set the sizes that -e gives, as a published model's name or a descriptor, in `config`, which has the defaults, and
+// check it. Exits with USAGE if the text is neither. `allowed` completes the message.
 static inline void config_sizes_find(void* config, const ConfigRow* rows, size_t count,
                                      const ConfigPublished* published, size_t published_count, const char* text,
                                      const char* allowed) {
     const char* expanded = text;
     for (size_t i = 0; i < published_count; i++)
         if (strcmp(text, published[i].name) == 0) expanded = published[i].sizes;
-    if (config_sizes_read(config, rows, count, expanded) == 0) return;
+    if (config_sizes_read(config, rows, count, expanded) == 0) {
+        char* source = xprintf("-e %s", text);
+        config_rows_check(config, rows, count, source);
+        free(source);
+        return;
+    }
     if (strchr(text, '/') && !file_exists(text))
         die(USAGE, "-e %s: no such file or directory; a model on the Hub is hub:ORGANIZATION/MODEL", text);
     die(USAGE,

@@ -26,7 +26,7 @@ typedef struct {
     TensorTable table;         // of the parameters; gradients and the optimizer's moments have the same layout
     TensorTable acts_table;    // of the activations in floatX
     TensorTable stats_table;   // of activations that stay in fp32: statistics, losses
-    TensorStructs structs[3];  // of parameters, gradients and activations
+    TensorStructs structs[3];  // of parameters, gradients (with the parameters' layout) and activations
     size_t tied, tied_to;      // offsets: the field `tied` of parameters and gradients points where `tied_to` does
     StepSizes step;            // maximum sizes of a micro-batch
     size_t batch_bytes;        // bytes of its inputs on the device
@@ -44,12 +44,6 @@ typedef struct {
     const real* loss_scale;  // [1] on the device; NULL: 1
     DropoutStep dropout;     // of the current step; off outside of steps
 } ModelBuffers;
-
-// Set the structs that the tables are bound to. Gradient structs have the same layout as parameter structs.
-static inline void model_buffers_set_structs(ModelBuffers* b, TensorStructs params, TensorStructs grads,
-                                             TensorStructs acts) {
-    b->structs[0] = params, b->structs[1] = grads, b->structs[2] = acts;
-}
 
 // Tie two fields of the outer structs of parameters and gradients. `tied` is not in the table; it will point where `to`
 // points.

@@ -50,9 +50,7 @@ typedef struct {
     MasterWeights master;
     int rank, ranks;
     GradSyncSettings sums;
-    // AdamW: factors on the learning rate, 0: none, for embeddings and other matrices that Muon does not update, and
-    // for biases and layernorms.
-    double embedding_rate, vector_rate;
+    double adamw_rate;  // factor on the learning rate of what Muon does not update; 0: none
     int keeps_average;  // of the weights
 } UpdateSettings;
 
@@ -103,11 +101,6 @@ static inline Outliers optimizer_outliers(const Optimizer* o, Context* ctx) {
     return state;
 }
 
-static inline float optimizer_rate(const Tensor* t, UpdateSettings u) {
-    double rate = t->ndim == 1 ? u.vector_rate : t->matrices ? 0 : u.embedding_rate;
-    return rate > 0 ? (float)rate : 1;
-}
-
 // Split the parameters into spans with a common update. For LAMB a span is a tensor, for AdamW adjacent tensors of
 // equal weight decay and rate. Padding between tensors is zero with zero gradients, so it stays zero. Matrices that
 // Muon updates are in no span. Returns the number of spans.
@@ -117,7 +110,7 @@ static inline int optimizer_spans(ParamSpan* spans, const TensorTable* table, Up
         const Tensor* t = &table->tensors[i];
         size_t next = i + 1 < table->count ? table->tensors[i + 1].offset : table->elements;
         ParamSpan* last = count ? &spans[count - 1] : NULL;
-        float rate = optimizer_rate(t, u);
+        float rate = u.adamw_rate > 0 && !t->matrices ? (float)u.adamw_rate : 1;
         if (optimizer_is_muon(u.kind) && t->matrices) continue;
         if (is_apart || !last || last->decay != (float)t->decay || last->rate != rate ||
             last->offset + last->size != t->offset) {

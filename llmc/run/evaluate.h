@@ -69,13 +69,10 @@ static inline void val_share_print(const ValShare* v) {
 // Gradients and losses that are not finite: the run ends with STOPPED_BY_NAN, or continues with --on-nan skip. Loading
 // weights that are not finite is an error (model_files.h).
 
-// Wait until the last checkpoint is written. Returns 0, or -1 after a warning. All ranks call it.
-static inline int run_finish_save(const Run* r) { return writer_finish(r->writer); }
-
 // A value is not finite. Rank 0 prints `what`; then the run ends or continues. All ranks call it.
 static inline void run_not_finite(const Run* r, const char* what) {
     int trains = r->writer != NULL, stops = !trains || r->settings.on_nan == NAN_STOP;
-    if (trains && stops) run_finish_save(r);
+    if (trains && stops) writer_finish(r->writer);
     if (r->group.rank == 0 && !stops) warn("%s", what);
     if (r->group.rank == 0 && stops) {
         char* good = trains && r->writer->saved >= 0 ? checkpoint_path(r->out, r->writer->saved) : xprintf("none");
@@ -128,10 +125,10 @@ static inline void best_judge(Best* b, int64_t step, double loss) {
 
 // Log a validation loss over all ranks, with `extra` as in LogStep. The loss of the average of the weights has its own
 // line, and does not count for --keep-best.
-static inline void run_log_validation(Run* r, Log* log, double loss, const char* extra) {
+static inline void run_log_validation(Run* r, double loss, const char* extra) {
     if (!r->average.is_in) {
         best_judge(&r->best, r->step, loss);
-        log_validation(log, r->step, r->last, loss, extra);
+        log_validation(&r->log, r->step, r->last, loss, extra);
         return;
     }
     Text t = {NULL, 0, 0};
@@ -142,28 +139,17 @@ static inline void run_log_validation(Run* r, Log* log, double loss, const char*
     json_put_integer(&t, "step", r->step);
     log_put(&t, "ema_val_loss", loss, 9);
     text_append(&t, "}", 1);
-    log_line(log, &t);
+    log_line(&r->log, &t);
     free(t.text);
 }
 
-// Sum the validation loss over the ranks, and log it, or print it if `log` is NULL. All ranks call it.
-static inline void run_show_validation(Run* r, Log* log, double loss, const ValShare* share) {
+// Sum the validation loss over the ranks, and log it, or with --evaluate print it. All ranks call it.
+static inline void run_show_validation(Run* r, double loss, const ValShare* share) {
     group_sum_counts(&r->group, &loss, 1);
     if (share->is_stopped) return;
     run_check_finite(r, "the validation loss", loss);
-    if (log) run_log_validation(r, log, loss, NULL);
+    if (!r->settings.evaluate) run_log_validation(r, loss, NULL);
     else printf("val loss %.6f", loss), val_share_print(share);
-}
-
-// After a validation of the weights: swap in their average for another validation, then swap back. Returns whether a
-// validation follows. All ranks call it.
-static inline int run_average(Run* r) {
-    WeightAverage* average = &r->average;
-    if (average->decay == 0) return 0;
-    if (!average->is_in && (!weight_average_is_on(average, r->step) || average->shown == r->step)) return 0;
-    average->shown = r->step;
-    weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
-    return average->is_in;
 }
 
 // Print a sample of the model and write it to OUT/sample.txt. If that fails, the run warns and continues.

@@ -14,22 +14,24 @@ static inline char* directory_of(const char* path) {
     return slash ? xprintf("%.*s", (int)(slash - path), path) : xprintf(".");
 }
 
+// `path`, below the working directory, or else below the program's directory if it is absent.
+static inline char* find_beside_program(const char* path) {
+    char program[4096];
+    if (file_exists(path)) return xprintf("%s", path);
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[n > 0 ? n : 0] = '\0';
+    char *directory = directory_of(program), *beside = xprintf("%s/%s", directory, path);
+    free(directory);
+    return beside;
+}
+
 // The patterns of the training and validation shards. An empty -i selects the built-in corpus in the working directory,
 // or else in the program's directory. An empty -j selects -i with "train" replaced by "val" at the start of the file
 // name. *val_pattern is NULL without validation data. To evaluate -j, both are -j.
 static inline void find_data(const Settings* s, const char* builtin, char** train_pattern, char** val_pattern) {
     const char *val = s->val_data, *train = s->train_data;
-    char program[4096];
     if (s->evaluate && *val) train = val;
-    *train_pattern = xprintf("%s", *train ? train : builtin);
-    if (!*train && !file_exists(builtin)) {
-        ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
-        program[n > 0 ? n : 0] = '\0';
-        char* directory = directory_of(program);
-        free(*train_pattern);
-        *train_pattern = xprintf("%s/%s", directory, builtin);
-        free(directory);
-    }
+    *train_pattern = *train ? xprintf("%s", train) : find_beside_program(builtin);
     *val_pattern = *val ? xprintf("%s", val) : NULL;
     const char* slash = strrchr(*train_pattern, '/');
     const char* name = slash ? slash + 1 : *train_pattern;

@@ -6,24 +6,15 @@
 #ifndef LLMC_RUN_RECIPE_H
 #define LLMC_RUN_RECIPE_H
 
-#include <unistd.h>
-
-#include "llmc/run/settings.h"
+#include "llmc/run/find_files.h"
 
 // The file of a recipe: `name` itself if it has a slash or a dot, else NAME.flags in scripts/recipes, in the working
 // directory or next to the program. The caller frees it.
 static inline char* recipe_path(const char* name) {
-    char program[4096];
     if (strpbrk(name, "./")) return xprintf("%s", name);
-    char* path = xprintf("scripts/recipes/%s.flags", name);
-    if (file_exists(path)) return path;
-    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
-    program[n > 0 ? n : 0] = '\0';
-    char* slash = strrchr(program, '/');
-    if (slash) *slash = '\0';
-    char* beside = xprintf("%s/%s", program, path);
-    free(path);
-    return beside;
+    char *file = xprintf("scripts/recipes/%s.flags", name), *path = find_beside_program(file);
+    free(file);
+    return path;
 }
 
 // Apply one line. Overwrites `line`.

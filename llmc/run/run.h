@@ -7,10 +7,10 @@
  *   run_check_ranks   check that all ranks train the same model on the same data
  *   run_init_model    allocate the model's buffers and the optimizer, and set the weights
  *   run_begin         open the log. From here on the run writes files
- *   run_next_step     save a checkpoint if one is due. If another step follows, the trainer launches it (step.h):
- *     run_begin_step, run_next_micro_batch, run_capture, run_all_reduce, run_update, run_log
- *   run_end_step      read and log results. Then the trainer does what else is due, such as validation (evaluate.h),
- *                     which run_average() repeats for the average of the weights
+ *   run_next_step     whether another step follows. The trainer launches it (step.h):
+ *     run_begin_step, for each micro-batch run_begin_micro_batch and run_end_micro_batch, then run_all_reduce,
+ *     run_update, run_read_results
+ *   run_end_step      read and log results. Then do what is due by the trainer's table, such as validation (evaluate.h)
  *   run_end           the last results, the last checkpoint, the plot
  *   run_close */
 #ifndef LLMC_RUN_RUN_H
@@ -90,8 +90,7 @@ static inline void run_join(Run* r, const char* builtin) {
         recipe_apply(r->flags, r->flag_count, s->recipe);
         settings_check(s);
     }
-    device_set_matmul(ctx, s->autotune, s->gelu_fusion, s->tf32);
-    device_set_attention(ctx, (AttentionPath)s->attention);
+    device_set_matmul(ctx, s->autotune, s->tf32);
     if (r->restored.matmul_plans) matmul_plans_load(ctx, r->restored.matmul_plans);
     if (builtin) find_data(s, builtin, &r->train_pattern, &r->val_pattern);
     const char* data = *s->train_data ? s->train_data : r->train_pattern;
@@ -107,10 +106,13 @@ static inline void run_find_model(Run* r, const char* flag, const char* other) {
     find_model(r->source, &r->directory, &r->weights);
 }
 
-// Micro-batches per step on each rank, of B sequences of T tokens. A step has --total-batch tokens. Without that flag,
-// a resumed run keeps its number of sequences, and a new run has one micro-batch per rank. An evaluation has one.
-static inline int run_count_micro_steps(Run* r, int B, int T) {
+// The sequence length: -t, or by default the model's number of positions. Sets r->micro_steps, the micro-batches per
+// step on each rank. A step has --total-batch tokens. Without that flag, a resumed run keeps its number of sequences,
+// and a new run has one micro-batch per rank. An evaluation has one.
+static inline int run_sequence_length(Run* r, int positions) {
+    const int B = r->settings.B, T = r->settings.T ? r->settings.T : positions;
     int64_t total_batch = r->settings.total_batch, ranks = r->group.size, micro_tokens = (int64_t)B * T * ranks;
+    if (T > positions) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, positions);
     if (r->settings.evaluate) total_batch = r->step_sequences = 0;
     if ((int64_t)B * T > 1 << 30)
         die(USAGE, "-b %d: a micro-batch of -t %d has more than 2^30 tokens; use -d for large steps", B, T);
@@ -127,14 +129,7 @@ static inline int run_count_micro_steps(Run* r, int B, int T) {
             "ranks, or give -b or -d with --override 1",
             r->checkpoint, (long long)sequences, (long long)ranks, B);
     r->step_sequences = sequences;
-    return (int)(sequences / (B * ranks));
-}
-
-// The sequence length: -t, or by default the model's number of positions. Sets r->micro_steps.
-static inline int run_sequence_length(Run* r, int positions) {
-    int T = r->settings.T ? r->settings.T : positions;
-    if (T > positions) die(USAGE, "-t %d: the model knows %d positions; choose at most that", T, positions);
-    r->micro_steps = run_count_micro_steps(r, r->settings.B, T);
+    r->micro_steps = (int)(sequences / (B * ranks));
     return T;
 }
 
@@ -164,7 +159,7 @@ static inline UpdateSettings run_update_settings(const Run* r) {
     update.rank = r->group.rank, update.ranks = r->group.size;
     update.sums = sums;
     update.keeps_average = s->ema > 0;
-    update.embedding_rate = s->embedding_lr / s->lr, update.vector_rate = s->vector_lr / s->lr;
+    update.adamw_rate = s->adamw_lr / s->lr;
     return update;
 }
 
@@ -218,6 +213,7 @@ static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t va
     char fingerprints[48];
     r->config = config, r->has_val = has_val;
     flags_refuse_rooms(r->flags, r->flag_count);
+    r->val_every = has_val ? r->settings.val_every : 0;
     run_check_kept(r, has_val);
     run_check_same_flags(r);
     snprintf(fingerprints, sizeof fingerprints, "training %08x\nvalidation %08x", r->data, val);
@@ -228,15 +224,12 @@ static inline void run_check_ranks(Run* r, Text config, int has_val, uint32_t va
 
 // Set the optimizer's loss scale and outlier limits from the settings, and their state from the checkpoint.
 static inline void run_set_loss_scale(Run* r) {
-    const int automatic = strcmp(FLOATX_NAME, "F16") == 0 ? SCALE_DYNAMIC : SCALE_OFF;
-    int kind = r->settings.loss_scale == SCALE_AUTO ? automatic : r->settings.loss_scale;
-    LossScaleRule rule = {.kind = kind == SCALE_DYNAMIC ? LOSS_SCALE_DYNAMIC : LOSS_SCALE_FIXED,
+    const double automatic = strcmp(FLOATX_NAME, "F16") == 0 ? 65536 : 0;
+    double start = r->settings.loss_scale < 0 ? automatic : r->settings.loss_scale;
+    LossScaleRule rule = {.kind = start > 0 ? LOSS_SCALE_DYNAMIC : LOSS_SCALE_FIXED,
                           .growth_interval = LOSS_SCALE_GROWTH};
     LossScale state = r->restored.scale;
-    if (kind != SCALE_DYNAMIC || state.scale == 0) {
-        state.scale = kind == SCALE_OFF ? 1 : (real)r->settings.loss_scale_start;
-        state.good = 0;
-    }
+    if (start == 0 || state.scale == 0) state.scale = start > 0 ? (real)start : 1, state.good = 0;
     OutlierLimits limits = {.loss = r->settings.loss_outlier, .norm = r->settings.norm_outlier};
     optimizer_set_loss_scale(&r->optimizer, state, rule, &r->ctx);
     optimizer_set_outliers(&r->optimizer, &r->restored.outliers, limits, &r->ctx);
@@ -303,9 +296,9 @@ static inline void run_print_start(const Run* r, uint64_t tokens, const char* ab
     if (r->group.size > 1 && r->settings.passes != PASSES_FORWARD)
         printf("%d ranks, gradients summed %s | ", r->group.size,
                r->grad_sync.at_once ? "at once" : "bucket by bucket");
-    printf("100 %% mfu is %.4g TFLOP/s%s, %s\n", 1e-12 * r->steps.peak_flops / r->group.size,
+    printf("100 %% mfu is %.4g TFLOP/s%s, %s\n", 1e-12 * r->peak_flops / r->group.size,
            r->group.size > 1 ? " a rank" : "",
-           r->steps.peak_is_measured ? "measured on a large matmul" : "the data sheet's peak");
+           r->peak_is_measured ? "measured on a large matmul" : "the data sheet's peak");
     if (schedule.warmup > last && step < last)
         printf("the warm-up (-u %lld) is longer than the run: the learning rate ends at %.3g of -l\n",
                (long long)schedule.warmup, schedule_at(&schedule, last - 1));
@@ -343,17 +336,15 @@ static inline void run_open_directory(Run* r) {
 }
 
 // From here on the run writes files. Prints the first line, with the number of training tokens (`tokens`) and of tokens
-// in a step over all ranks (`step_tokens`), which `about` qualifies. Returns 1 if log.jsonl lacks a validation that is
-// due. If it is only that of the average of the weights, the average is swapped in.
-static inline int run_begin(Run* r, uint64_t tokens, const char* about, double step_tokens) {
+// in a step over all ranks (`step_tokens`), which `about` qualifies. `due`: what is due every N steps, until the end.
+static inline void run_begin(Run* r, const DueWork* due, size_t count, uint64_t tokens, const char* about,
+                             double step_tokens) {
     run_open_directory(r);
     run_begin_steps(r);
     run_print_start(r, tokens, about, step_tokens);
-    r->is_paused = 1;
-    // A run that was killed may lack the last validation and the average of the last checkpoint, which follows it.
-    r->average.saved = -1;
-    r->average.shown = run_lacks_validation(r, "ema_val_loss") ? -1 : r->step;
-    return run_lacks_validation(r, "val_loss") || run_average(r);
+    r->due = due, r->due_count = (int)count;
+    r->average.saved = -1;  // a run that was killed may lack the average of the last checkpoint, which follows it
+    run_catch_up(r);
 }
 
 // Report how the run ended, after the last save. Ends with FAILED if the save failed. All ranks call it.
@@ -375,23 +366,24 @@ static inline void run_report_end(Run* r, int failed) {
 // After the last step: read and log the remaining results, save, draw the plot, and report a profile with the energy of
 // ops, or an incomplete profile, and how the run ended.
 static inline void run_end(Run* r, const char* title) {
-    Profiler* profiler = &r->steps.profiler;
+    Profiler* profiler = &r->profiler;
     run_finish_steps(r, 0);
     group_begin_work(&r->group);
-    int failed = run_save(r) != 0 || run_finish_save(r) != 0;
+    run_save(r);
+    int failed = writer_finish(r->writer) != 0 || r->save_failed;
     log_write_svg(&r->log, title);
     int is_measured = profiler_measure_ops(profiler, &r->group, &r->ctx);
     ProfiledRun run = run_profiled(r);
     if (is_measured) profiler_report(stdout, profiler, &run);
     else if (r->stop) profiler_stop(stdout, profiler, &run);
-    step_graph_report(&r->steps.graph);
+    step_graph_report(&r->graph);
     run_report_end(r, failed);
 }
 
 // Free the model's buffers and everything else of the run.
 static inline void run_close(Run* r) {
     model_buffers_free(r->buffers);
-    steps_close(&r->steps, &r->ctx);
+    run_close_steps(r);
     optimizer_free(&r->optimizer);
     log_close(&r->log);
     if (r->writer) writer_close(r->writer);

@@ -20,14 +20,14 @@ typedef struct {
     double lr, final_fraction, poly_power;
     double weight_decay, beta1, beta2, eps, clip;
     int cautious_decay;
-    double embedding_lr, vector_lr;
+    double adamw_lr;
     int64_t muon_warmup;
-    int keep_best;
+    int keep_best, sample_every;
     int64_t ema_start, fp8_steps;
     double ema;
     double loss_outlier, norm_outlier;
-    int master_weights, loss_scale;
-    double loss_scale_start;
+    int master_weights;
+    double loss_scale;
     double dropout;
     int init, recompute, fp8, shuffle, overfit, on_nan;
     const char* fp8_exclude_forward;
@@ -35,15 +35,13 @@ typedef struct {
     int zero;
     double bucket;
     double timeout;
-    int val_every, val_batches, checkpoint_every, keep, keep_every, async_checkpoint;
-    int profile, profile_warmup, profile_energy, passes, threads, autotune, gelu_fusion, graph, tf32, attention;
+    int val_every, val_batches, checkpoint_every, keep, keep_every;
+    int profile, profile_warmup, profile_energy, passes, threads, autotune, graph, tf32;
 } Settings;
 
 // Values of choices, in the order of their names.
 enum { NAN_STOP, NAN_SKIP };
 enum { INIT_BY_CONFIG, INIT_ZERO_OUT };
-enum { SCALE_AUTO, SCALE_OFF, SCALE_FIXED, SCALE_DYNAMIC };
-enum { GRAPH_OFF, GRAPH_ON, GRAPH_AUTO };
 enum { PASSES_TRAIN, PASSES_BACKWARD, PASSES_FORWARD };
 #define PASSES_CHOICES "train|backward|forward"
 
@@ -157,10 +155,8 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "elements that never had a gradient would become 0/0."},
         {NULL,  "--clip",                FLAG_REAL,   &s->clip,                "1.0",     0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "Maximum norm of all gradients. 0: no clipping."},
-        {NULL,  "--embedding-lr",        FLAG_REAL,   &s->embedding_lr,        "0",       0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "Peak learning rate of embeddings and of all other matrices outside the layers. 0: same as -l."},
-        {NULL,  "--vector-lr",           FLAG_REAL,   &s->vector_lr,           "0",       0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "Peak learning rate of biases and layernorms. 0: same as -l."},
+        {NULL,  "--adamw-lr",            FLAG_REAL,   &s->adamw_lr,            "0",       0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
+         "Peak learning rate of what Muon leaves to AdamW: embeddings, biases and layernorms. 0: same as -l."},
         {NULL,  "--cautious-decay",      FLAG_INT,    &s->cautious_decay,      "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "1: decay a weight only in steps that move it towards zero."},
         {NULL,  "--muon-warmup",         FLAG_SIZE,   &s->muon_warmup,         "0",       0,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
@@ -171,10 +167,9 @@ static inline int settings_training_rows(Settings* s, Flag* table, int count) {
          "Skip the update if the loss is this many standard deviations above the mean of the last 128 steps. 0: never."},
         {"-sg", "--norm-outlier",        FLAG_REAL,   &s->norm_outlier,        "0",       0,   inf,      NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "The same for the gradient norm."},
-        {NULL,  "--loss-scale",          FLAG_CHOICE, &s->loss_scale,          "auto",    0,   0,        "auto|off|fixed|dynamic", SCOPE_RUN, TOPIC_OPTIMIZATION,
-         "Factor on the loss that keeps small gradients from underflowing. auto: dynamic in the fp16 build, else off."},
-        {NULL,  "--loss-scale-start",    FLAG_REAL,   &s->loss_scale_start,    "65536",   1,   3e38,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
-         "fixed: the factor. dynamic: the initial factor; an overflow halves it (down to 1) and skips the update."},
+        {NULL,  "--loss-scale",          FLAG_REAL,   &s->loss_scale,          "-1",      -1,  3e38,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
+         "Initial factor on the loss, which keeps small gradients from underflowing; an overflow halves it (down to 1) and "
+         "skips the update. 0: none; -1: 65536 in the fp16 build, else none."},
     };
     // clang-format on
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
@@ -194,8 +189,6 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
          "Number of newest checkpoints to keep. 0: all."},
         {"-nm", "--keep-every",          FLAG_INT,    &s->keep_every,          "0",       0,   1e9,      NULL,   SCOPE_FREE,    TOPIC_CHECKPOINTS,
          "Never delete checkpoints at multiples of this step. 0: no such steps."},
-        {NULL,  "--async-checkpoint",    FLAG_INT,    &s->async_checkpoint,    "1",       0,   1,        NULL,   SCOPE_FREE,    TOPIC_CHECKPOINTS,
-         "1: write checkpoints in the background, from a copy in host memory; 0: training waits."},
         {"-z",  "--zero",                FLAG_INT,    &s->zero,                "0",       0,   1,        NULL,   SCOPE_FREE,    TOPIC_RANKS,
          "1: each rank holds one shard of the optimizer state (ZeRO-1)."},
         {NULL,  "--bucket",              FLAG_REAL,   &s->bucket,              "-1",      -1,  1e6,      NULL,   SCOPE_FREE,    TOPIC_RANKS,
@@ -211,16 +204,10 @@ static inline int settings_running_rows(Settings* s, Flag* table, int count) {
          "GPU: 1 captures one more step, the run's last, and then measures the energy of each op alone. Needs -v 0."},
         {NULL,  "--mode",                FLAG_CHOICE, &s->passes,              "train",   0,   0,        PASSES_CHOICES, SCOPE_PROCESS, TOPIC_PROFILE,
          "Part of a step to profile. forward and backward neither train nor save."},
-        {NULL,  "--attention",           FLAG_CHOICE, &s->attention,           "flash",   0,   0,        "flash|materialized", SCOPE_RUN, TOPIC_DEVICE,
-         "GPU: flash keeps scores on chip (bf16 and fp16, head sizes 8, 16, .. 128; otherwise materialized); "
-         "materialized stores them in memory."},
-        {"-ge", "--gelu-fusion",         FLAG_INT,    &s->gelu_fusion,         "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
-         "GPU, bf16 and fp16: 1 applies the forward pass's GELU, in its tanh form, in cuBLASLt's epilogue."},
         {NULL,  "--autotune",            FLAG_INT,    &s->autotune,            "1",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU: 1 times candidate algorithms for each large matmul once; checkpoints hold the choices."},
-        {NULL,  "--graph",               FLAG_CHOICE, &s->graph,               "0",       0,   0,        "0|1|auto", SCOPE_FREE, TOPIC_DEVICE,
-         "GPU: 1 launches each step as a CUDA graph, which helps steps of a few milliseconds; results are bitwise equal. "
-         "auto: where possible."},
+        {NULL,  "--graph",               FLAG_INT,    &s->graph,               "0",       0,   1,        NULL,   SCOPE_FREE,    TOPIC_DEVICE,
+         "GPU: 1 launches each step as a CUDA graph, which helps steps of a few milliseconds; results are bitwise equal."},
         {"-f",  "--tf32",                FLAG_INT,    &s->tf32,                "0",       0,   1,        NULL,   SCOPE_RUN,     TOPIC_DEVICE,
          "GPU, fp32 build: 1 lets matmuls and materialized attention round their inputs to TF32."},
         {NULL,  "--threads",             FLAG_INT,    &s->threads,             "0",       0,   4096,     NULL,   SCOPE_RANK,    TOPIC_DEVICE,
@@ -252,6 +239,8 @@ static inline int settings_language_rows(Settings* s, Flag* table, const char* m
          "Decay of an average of the weights, which is also validated and saved in OUT/ema. 1: plain mean; 0: off."},
         {NULL,  "--ema-start",           FLAG_SIZE,   &s->ema_start,           "1",       1,   1e12,     NULL,   SCOPE_RUN,     TOPIC_OPTIMIZATION,
          "--ema: first step to include in the average."},
+        {"-s",  "--sample-every",        FLAG_INT,    &s->sample_every,        "500",     0,   1e9,      NULL,   SCOPE_FREE,    TOPIC_SAMPLES,
+         "Steps between samples, and one at the end: GPT-2's text, BERT's masks filled in. 0: never."},
         {NULL,  "--keep-best",           FLAG_INT,    &s->keep_best,           "0",       0,   1,        NULL,   SCOPE_FREE,    TOPIC_CHECKPOINTS,
          "1: save a checkpoint at each new lowest validation loss, and keep the one with the lowest."},
     };
@@ -279,10 +268,12 @@ static inline void settings_check(const Settings* s) {
     if (!s->profile && s->profile_energy) die(USAGE, "--profile-energy 1: needs --profile");
     if (s->optimizer == LAMB && s->cautious_decay)
         die(USAGE, "--cautious-decay 1 does not combine with --optimizer lamb, whose update includes the decay");
-    if (s->optimizer == LAMB && (s->embedding_lr > 0 || s->vector_lr > 0))
-        die(USAGE, "--embedding-lr and --vector-lr do not combine with --optimizer lamb, which scales each tensor");
-    if (s->lr == 0 && (s->embedding_lr > 0 || s->vector_lr > 0))
-        die(USAGE, "-l 0 does not combine with --embedding-lr and --vector-lr, which follow its schedule");
+    if (s->optimizer == LAMB && s->adamw_lr > 0)
+        die(USAGE, "--adamw-lr does not combine with --optimizer lamb, which scales each tensor");
+    if (s->lr == 0 && s->adamw_lr > 0) die(USAGE, "-l 0 does not combine with --adamw-lr, which follows its schedule");
+    if (s->loss_scale != -1 && s->loss_scale != 0 && s->loss_scale < 1)
+        die(USAGE, "--loss-scale %g: is below 1; allowed: 0 (none), -1 (automatic), or a factor from 1 on",
+            s->loss_scale);
     if (s->override && !s->resume)
         die(USAGE, "--override 1 without -y 1: it applies to a resumed run; add -y 1 or leave it out");
 }
@@ -315,16 +306,17 @@ static inline void settings_check_profile(const Settings* s, int64_t left) {
 // ---------------------------------------------------------------------------------------------------------
 // Resuming
 
-// The text of a saved value. --attention materialized had another name in earlier versions, a part of flash was a
-// choice of its own, and --gelu-fusion 2 and 3 chose kernels that are gone. What is now --fp8 1 was 2; another 1,
-// without GPT-2's output matrix, has fewer scales (fp8_state_set).
+// The text of a saved value. What is now --fp8 1 was 2; another 1, without GPT-2's output matrix, has fewer scales
+// (fp8_state_set). --graph had a third choice; --loss-scale was a choice, and its number a flag of its own.
 static inline const char* settings_saved_text(const Flag* row, const JsonNode* saved, const char* file) {
     if (!saved->string) die(USAGE, "%s: key \"%s\": is not a setting's value", file, row->long_name + 2);
-    if (row->type == FLAG_CHOICE && strcmp(saved->string, "explicit") == 0) return "materialized";
-    if (row->type == FLAG_CHOICE && strcmp(saved->string, "flash-wide") == 0) return "flash";
     if (strcmp(row->long_name, "--fp8") == 0 && strcmp(saved->string, "2") == 0) return "1";
-    if (strcmp(row->long_name, "--gelu-fusion") == 0 && strcmp(saved->string, "0") != 0) return "1";
-    return saved->string;
+    if (strcmp(row->long_name, "--graph") == 0 && strcmp(saved->string, "auto") == 0) return "0";
+    if (strcmp(row->long_name, "--loss-scale") != 0) return saved->string;
+    return strcmp(saved->string, "auto") == 0      ? "-1"
+           : strcmp(saved->string, "off") == 0     ? "0"
+           : strcmp(saved->string, "dynamic") == 0 ? "65536"
+                                                   : saved->string;
 }
 
 // Check a flag of the command line against the saved value. Both are compared as the flag prints them, so 1e-3 equals

@@ -40,19 +40,6 @@ typedef struct {
     Readback result;  // gradient norm, loss scale of the gradients, losses, whether the update was skipped
 } LaunchedStep;
 
-typedef struct {
-    LaunchedStep launched[READBACK_LAG + 2];  // steps in flight, and the previous one, whose end is their start
-    int64_t finished;                         // steps whose results are read
-    Readback clock;                           // without values: only a time, between steps
-    const Readback* last;                     // its end is the start of the next step to finish
-    StepGraph graph;
-    double peak_flops;     // of the hardware of all ranks, per second
-    int peak_is_measured;  // 1: this device is not in the table of data-sheet peaks
-    Profiler profiler;
-    EnergyMeter energy;  // on rank 0, which writes the log, and on all ranks with --profile-energy
-    NvtxRanges ranges;
-} Steps;
-
 // The validation with the lowest loss so far, for --keep-best. Those before the first step do not count.
 typedef struct {
     double loss;     // the lowest
@@ -72,7 +59,18 @@ typedef struct {
 
 static inline void state_free(SavedState* s) { free(s->fp8), free(s->matmul_plans); }
 
+typedef struct Run Run;
+
+// Work that is due every `every` steps (0: never), and after the run's last step. All ranks do it.
 typedef struct {
+    int every;
+    void (*work)(Run* r);  // r is the first member of the program's Trainer
+    const char*
+        result;      // its key in log.jsonl: a process that starts does the work if the log lacks it; NULL: not then
+    int of_average;  // 1: with the average of the weights (--ema) in the place of the weights, if there is one
+} DueWork;
+
+struct Run {
     Settings settings;
     Flag flags[MAX_FLAGS];
     int flag_count;
@@ -92,7 +90,7 @@ typedef struct {
     Text config;                                         // the model's config.json
     Tokenizer tokenizer;
     TokenizerFiles tokenizer_files;
-    int has_val;
+    int has_val, val_every;  // val_every: steps between validations; 0: none
     GradSync grad_sync;
     MemoryPlan plan;
     ModelBuffers* buffers;
@@ -106,18 +104,29 @@ typedef struct {
     int64_t step_sequences;  // sequences in a step, over all ranks; 0: not known yet
     int micro_steps;         // micro-batches of a step on this rank
     double lr;               // of the current step
+    Direction direction;     // of its last pass: FORWARD if --mode excludes the backward pass
     uint32_t data;           // fingerprint of the training data; until run_check_data() the checkpoint's
     int64_t last;            // last step of the run
     int64_t end;             // last step of this process: --stop-after, or the run's last
     int stop;                // why it stops earlier: a signal's number, or LOCK_IS_LOST; 0: it does not
-    Steps steps;
+    LaunchedStep launched[READBACK_LAG + 2];  // steps in flight, and the previous one, whose end is their start
+    int64_t finished;                         // steps whose results are read
+    Readback clock;                           // without values: only a time, between steps
+    const Readback* step_start;               // its end is the start of the next step to finish
+    StepGraph graph;
+    double peak_flops;     // of the hardware of all ranks, per second
+    int peak_is_measured;  // 1: this device is not in the table of data-sheet peaks
+    Profiler profiler;
+    EnergyMeter energy;  // on rank 0, which writes the log, and on all ranks with --profile-energy
+    NvtxRanges ranges;
     SavedState restored;  // the checkpoint's
     int shares_plans;     // all ranks use the matmul algorithms that rank 0 chose
     Best best;
     WeightAverage average;
-    int checkpoint_is_due;  // after the step that just ended
-    int is_paused;          // exclude the time until the next step from that step
-} Run;
+    const DueWork* due;  // [due_count] in the order in which it is done
+    int due_count;
+    int save_failed;  // the last checkpoint
+};
 
 // ---------------------------------------------------------------------------------------------------------
 // The run's directory

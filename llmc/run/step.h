@@ -6,20 +6,16 @@
 #include "llmc/run/evaluate.h"
 #include "llmc/run/peak.h"
 
-// A micro-batch of a step on this rank.
-typedef struct {
-    int index;            // of r->micro_steps
-    int first;            // number of its first sequence in the whole step
-    uint64_t sequence;    // number of that sequence in the run's data
-    Direction direction;  // FORWARD: --mode excludes the backward pass
-    Mode mode;            // how losses and gradients are written: SET for the step's first micro-batch, then ADD
-} MicroBatch;
-
 // Sequences in a step over all ranks.
 static inline int run_step_sequences(const Run* r) { return r->micro_steps * r->settings.B * r->group.size; }
 
 // The number, in the run's data, of the step's first sequence.
 static inline uint64_t run_step_sequence(const Run* r) { return r->settings.overfit ? 0 : r->consumed; }
+
+// The number, in the whole step, of the first sequence of this rank's micro-batch i.
+static inline int run_micro_batch_first(const Run* r, int i) {
+    return (i * r->group.size + r->group.rank) * r->settings.B;
+}
 
 // ---------------------------------------------------------------------------------------------------------
 // Open and close
@@ -27,98 +23,81 @@ static inline uint64_t run_step_sequence(const Run* r) { return r->settings.over
 // Check --profile and --graph before anything is written. There must be steps to profile.
 static inline void run_open_steps(Run* r) {
     const Settings* settings = &r->settings;
-    Steps* s = &r->steps;
     if (settings->profile && settings->evaluate)
         die(USAGE, "--profile %d measures training steps; --evaluate has none", settings->profile);
     if (settings->profile_energy && !GPU_BUILD)
         die(USAGE, "--profile-energy 1 measures a GPU by its driver's NVML; this is the CPU build");
-    step_graph_open(&s->graph, settings, r->group.size);
-    nvtx_open(&s->ranges, &r->ctx);
-    for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_open(&s->launched[i].result);
-    readback_open(&s->clock);
+    step_graph_open(&r->graph, settings, r->group.size);
+    nvtx_open(&r->ranges, &r->ctx);
+    for (size_t i = 0; i < COUNT_OF(r->launched); i++) readback_open(&r->launched[i].result);
+    readback_open(&r->clock);
 }
 
-static inline void steps_close(Steps* s, Context* ctx) {
-    for (size_t i = 0; i < COUNT_OF(s->launched); i++) readback_close(&s->launched[i].result);
-    readback_close(&s->clock);
-    step_graph_close(&s->graph);
-    profiler_close(&s->profiler);
-    nvtx_close(&s->ranges, ctx);
+static inline void run_close_steps(Run* r) {
+    for (size_t i = 0; i < COUNT_OF(r->launched); i++) readback_close(&r->launched[i].result);
+    readback_close(&r->clock);
+    step_graph_close(&r->graph);
+    profiler_close(&r->profiler);
+    nvtx_close(&r->ranges, &r->ctx);
 }
 
 // Exclude the time between steps, such as a validation, from the next step.
 static inline void run_restart_clock(Run* r) {
-    Steps* s = &r->steps;
-    readback_record(&r->ctx, &s->clock);
-    s->last = &s->clock;
-    energy_begin(&s->energy, now_seconds());
+    readback_record(&r->ctx, &r->clock);
+    r->step_start = &r->clock;
+    energy_begin(&r->energy, now_seconds());
 }
 
 // Start at the run's current step.
 static inline void run_begin_steps(Run* r) {
     const Settings* settings = &r->settings;
-    Steps* s = &r->steps;
-    s->finished = r->step;
+    r->finished = r->step;
     double known = peak_of_data_sheet();
-    s->peak_flops = (known > 0 ? known : peak_matmul_flops(&r->ctx)) * r->group.size;
-    s->peak_is_measured = known == 0;
-    if (settings->profile_energy || (r->group.rank == 0 && *settings->out)) energy_open(&s->energy);
-    if (settings->profile_energy && !s->energy.device) warn("--profile-energy 1: NVML has no energy counter here");
-    profiler_open(&s->profiler, settings->profile_warmup, settings->profile, settings->fp8 > 0, r->step, &r->ctx);
-    s->profiler.meter = s->energy.device ? &s->energy : NULL;
-    s->profiler.measures_ops = settings->profile_energy && s->energy.device;
+    r->peak_flops = (known > 0 ? known : peak_matmul_flops(&r->ctx)) * r->group.size;
+    r->peak_is_measured = known == 0;
+    if (settings->profile_energy || (r->group.rank == 0 && *settings->out)) energy_open(&r->energy);
+    if (settings->profile_energy && !r->energy.device) warn("--profile-energy 1: NVML has no energy counter here");
+    profiler_open(&r->profiler, settings->profile_warmup, settings->profile, settings->fp8 > 0, r->step, &r->ctx);
+    r->profiler.meter = r->energy.device ? &r->energy : NULL;
+    r->profiler.measures_ops = settings->profile_energy && r->energy.device;
     run_restart_clock(r);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Launch
 
-// Begin a step. The caller launches its micro-batches in a loop over run_next_micro_batch().
-static inline MicroBatch run_begin_step(Run* r) {
-    MicroBatch micro;
-    memset(&micro, 0, sizeof micro);
-    micro.index = -1;
-    micro.sequence = run_step_sequence(r);
-    micro.direction = r->settings.passes == PASSES_FORWARD ? FORWARD : BACKWARD;
-    r->buffers->dropout = (DropoutStep){
-        .is_on = micro.direction == BACKWARD, .seed = (uint64_t)r->settings.seed, .step = (uint64_t)r->step};
+// Begin a step. The caller launches its r->micro_steps micro-batches.
+static inline void run_begin_step(Run* r) {
+    r->direction = r->settings.passes == PASSES_FORWARD ? FORWARD : BACKWARD;
+    r->buffers->dropout =
+        (DropoutStep){.is_on = r->direction == BACKWARD, .seed = (uint64_t)r->settings.seed, .step = (uint64_t)r->step};
     r->lr = schedule_at(&r->schedule, r->step);
     scope_step(&r->ctx, r->step + 1);
     if (r->settings.fp8) fp8_state_begin_step(&r->buffers->fp8);
-    if (r->step == r->buffers->fp8.steps) step_graph_restart(&r->steps.graph);  // with other matmuls
-    return micro;
+    if (r->step == r->buffers->fp8.steps) step_graph_restart(&r->graph);  // with other matmuls
 }
 
-// Advance to the next micro-batch. Returns 0 after the last one. Gradients are all-reduced during the backward pass of
-// the last one.
-static inline int run_next_micro_batch(Run* r, MicroBatch* micro) {
-    int i = ++micro->index, first = (i * r->group.size + r->group.rank) * r->settings.B;
-    if (r->steps.graph.is_on && i > 0 && i < r->micro_steps) step_graph_end(&r->steps.graph, &r->ctx);
-    if (i == r->micro_steps) {
-        r->buffers->dropout.is_on = 0;
-        return 0;
-    }
-    micro->sequence += (uint64_t)(first - micro->first);
-    micro->first = first;
-    micro->mode = i == 0 ? SET : ADD;
-    int syncs = r->group.size > 1 && micro->direction == BACKWARD;
-    if (syncs && i + 1 == r->micro_steps) grad_sync_begin(&r->grad_sync);
-    return 1;
+// Micro-batch i is on the device. Gradients are all-reduced during the backward pass of the last one. With --graph,
+// launches are captured from here on.
+static inline void run_begin_micro_batch(Run* r, int i) {
+    int is_last = i + 1 == r->micro_steps;
+    if (r->group.size > 1 && r->direction == BACKWARD && is_last) grad_sync_begin(&r->grad_sync);
+    if (r->graph.is_on) step_graph_begin(&r->graph, i == 0, is_last, &r->ctx);
 }
 
-// Call after the micro-batch is on the device. With --graph, launches are captured from here on. run_next_micro_batch()
-// runs them; for the last micro-batch, run_log() does.
-static inline void run_capture(Run* r, MicroBatch micro) {
-    StepGraph* graph = &r->steps.graph;
-    if (graph->is_on) step_graph_begin(graph, micro.index == 0, micro.index + 1 == r->micro_steps, &r->ctx);
+// All of micro-batch i is launched. With --graph, the captured launches run now; those of the last micro-batch run in
+// run_read_results().
+static inline void run_end_micro_batch(Run* r, int i) {
+    int is_last = i + 1 == r->micro_steps;
+    if (r->graph.is_on && !is_last) step_graph_end(&r->graph, &r->ctx);
+    if (is_last) r->buffers->dropout.is_on = 0;
 }
 
 // Finish the all-reduce of the gradients, and all-reduce the losses.
 static inline void run_all_reduce(Run* r, StepLosses losses) {
-    GradSync* sync = &r->grad_sync;
-    if (r->group.size > 1 && r->settings.passes != PASSES_FORWARD) grad_sync_finish(sync, r->buffers->grads, &r->ctx);
+    if (r->group.size > 1 && r->direction == BACKWARD) grad_sync_finish(&r->grad_sync, r->buffers->grads, &r->ctx);
     for (int i = 0; r->group.size > 1 && i < losses.count; i++)
-        grad_sync_all_reduce(sync, losses.values[i], 1, SUM_REAL, &r->ctx);
+        grad_sync_all_reduce(&r->grad_sync, losses.values[i], 1, SUM_REAL, &r->ctx);
     if (r->settings.fp8) fp8_state_end_step(&r->buffers->fp8, r->step, &r->grad_sync, &r->ctx);
 }
 
@@ -169,18 +148,17 @@ static inline void run_share_plans(Run* r) {
 }
 
 // The step is launched: start reading its results, which run_end_step() logs.
-static inline void run_log(Run* r, StepLosses losses, StepWork work) {
-    Steps* s = &r->steps;
+static inline void run_read_results(Run* r, StepLosses losses, StepWork work) {
     const Optimizer* o = &r->optimizer;
-    LaunchedStep* launched = &s->launched[r->step % (int64_t)COUNT_OF(s->launched)];
+    LaunchedStep* launched = &r->launched[r->step % (int64_t)COUNT_OF(r->launched)];
     const real* results[STEP_LOSSES + 3] = {o->norm, &o->loss_scale->applied};
     int count = 2;
     for (int i = 0; i < losses.count; i++) results[count++] = losses.values[i];
     if (optimizer_judges_outliers(o)) results[count++] = &o->outliers->skipped;
     readback_copy(&r->ctx, &launched->result, results, count);
-    if (s->graph.is_on) step_graph_end(&s->graph, &r->ctx);
+    if (r->graph.is_on) step_graph_end(&r->graph, &r->ctx);
     readback_record(&r->ctx, &launched->result);
-    s->graph.steps++;
+    r->graph.steps++;
     launched->lr = r->lr;
     launched->work = work;
     if (r->settings.passes == PASSES_FORWARD) launched->work.flops /= 3;  // the backward pass has the other two thirds
@@ -197,9 +175,9 @@ static inline void run_log(Run* r, StepLosses losses, StepWork work) {
 
 // Add to a line of log.jsonl: energy and clock, if their measurement ended with this step; and with several losses,
 // each loss and sequences per second.
-static inline void steps_extra(Text* t, const LaunchedStep* done, double seconds, EnergyMeter* energy) {
-    double joules = energy->device ? energy_step(energy, now_seconds()) : (double)NAN;
-    if (!isnan(joules)) log_put(t, "joules", joules, 6), log_put(t, "mhz", energy_mhz(energy), 6);
+static inline void run_put_extra(Run* r, Text* t, const LaunchedStep* done, double seconds) {
+    double joules = r->energy.device ? energy_step(&r->energy, now_seconds()) : (double)NAN;
+    if (!isnan(joules)) log_put(t, "joules", joules, 6), log_put(t, "mhz", energy_mhz(&r->energy), 6);
     if (done->losses.count < 2) return;
     for (int i = 0; i < done->losses.count; i++)
         log_put(t, done->losses.names[i], (double)done->result.values[2 + i], 9);
@@ -208,8 +186,8 @@ static inline void steps_extra(Text* t, const LaunchedStep* done, double seconds
 
 // Whether the gradients overflowed only because of the loss scale. Then the optimizer has skipped the update and
 // lowered the scale, and the run continues. A non-finite loss, or an overflow at the lowest scale, is an error.
-static inline int steps_is_overflow(LossScaleRule rule, double loss, double norm, double scale) {
-    return !isfinite(norm) && isfinite(loss) && rule.kind == LOSS_SCALE_DYNAMIC && scale > LOSS_SCALE_FLOOR;
+static inline int run_has_overflowed(int is_scaled, double loss, double norm, double scale) {
+    return !isfinite(norm) && isfinite(loss) && is_scaled && scale > LOSS_SCALE_FLOOR;
 }
 
 // Wait for a step's results, which depend on the other ranks. Polls for NCCL errors; otherwise the wait might not end.
@@ -224,20 +202,18 @@ static inline void run_await(const Run* r, Readback* result) {
 
 // Wait for the oldest step, log it, and check that its loss and norm are finite.
 static inline void run_finish_step(Run* r) {
-    Steps* s = &r->steps;
     const Optimizer* o = &r->optimizer;
-    LaunchedStep* done = &s->launched[s->finished % (int64_t)COUNT_OF(s->launched)];
+    LaunchedStep* done = &r->launched[r->finished % (int64_t)COUNT_OF(r->launched)];
     run_await(r, &done->result);
     double loss = 0, norm = (double)done->result.values[0], scale = (double)done->result.values[1];
-    double seconds = readback_seconds(s->last, &done->result);
+    double seconds = readback_seconds(r->step_start, &done->result);
     for (int i = 0; i < done->losses.count; i++) loss += (double)done->result.values[2 + i];
-    int overflow = steps_is_overflow(o->rule, loss, norm, scale);
+    int is_scaled = o->rule.kind == LOSS_SCALE_DYNAMIC, overflow = run_has_overflowed(is_scaled, loss, norm, scale);
     int is_outlier = optimizer_judges_outliers(o) && done->result.values[2 + done->losses.count] != 0;
-    int is_scaled = o->rule.kind == LOSS_SCALE_DYNAMIC || scale != 1;
     // If the machine was busy at the start, the measured peak was too low.
-    if (s->peak_is_measured) s->peak_flops = fmax(s->peak_flops, done->work.flops / seconds);
+    if (r->peak_is_measured) r->peak_flops = fmax(r->peak_flops, done->work.flops / seconds);
     Text extra = {NULL, 0, 0};
-    steps_extra(&extra, done, seconds, &s->energy);
+    run_put_extra(r, &extra, done, seconds);
     if (is_outlier) json_put_bool(&extra, "skipped", 1);
     LogStep line;
     memset(&line, 0, sizeof line);
@@ -245,15 +221,15 @@ static inline void run_finish_step(Run* r) {
     line.loss = loss, line.lr = done->lr, line.grad_norm = norm;
     line.seconds = seconds;
     line.tokens_per_second = done->work.tokens / seconds;
-    line.mfu = done->work.flops / seconds / s->peak_flops;
+    line.mfu = done->work.flops / seconds / r->peak_flops;
     line.loss_scale = is_scaled ? scale : 0;
     line.note = overflow     ? "gradients overflowed: update skipped, loss scale lowered"
                 : is_outlier ? "an outlier: update skipped"
                              : NULL;
     line.extra = extra.text;
-    s->last = &done->result;
-    s->finished = done->step;
-    if (s->profiler.count) profiler_step_took(&s->profiler, done->step - 1, seconds);
+    r->step_start = &done->result;
+    r->finished = done->step;
+    if (r->profiler.count) profiler_step_took(&r->profiler, done->step - 1, seconds);
     if (!isfinite(norm) && !overflow) run_report_nan(r, done->step, loss, norm);
     log_step(&r->log, &line);
     free(extra.text);
@@ -261,16 +237,15 @@ static inline void run_finish_step(Run* r) {
 
 // Finish all launched steps but the last `lag`.
 static inline void run_finish_steps(Run* r, int lag) {
-    while (r->step - r->steps.finished > lag) run_finish_step(r);
+    while (r->step - r->finished > lag) run_finish_step(r);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // --profile
 
 static inline ProfiledRun run_profiled(Run* r) {
-    const Steps* s = &r->steps;
-    const int64_t count = (int64_t)COUNT_OF(s->launched);
-    const LaunchedStep* newest = &s->launched[(r->step + count - 1) % count];  // before the first step: an empty one
+    const int64_t count = (int64_t)COUNT_OF(r->launched);
+    const LaunchedStep* newest = &r->launched[(r->step + count - 1) % count];  // before the first step: an empty one
     ProfiledRun run;
     memset(&run, 0, sizeof run);
     run.out = r->settings.out, run.lock = &r->lock;
@@ -283,15 +258,15 @@ static inline ProfiledRun run_profiled(Run* r) {
 
 // Before the launch of a step.
 static inline void run_begin_profiled_step(Run* r) {
-    if (!profiler_prepare_step(&r->steps.profiler, r->step, &r->ctx)) return;
+    if (!profiler_prepare_step(&r->profiler, r->step, &r->ctx)) return;
     run_restart_clock(r);  // the step's time excludes its preparation
-    profiler_begin_step(&r->steps.profiler, &r->ctx);
+    profiler_begin_step(&r->profiler, &r->ctx);
 }
 
 // After the launch of a step: write the report after the last profiled one. Returns 1 if the step's results must be
 // read at once and the clock restarted.
 static inline int run_end_profiled_step(Run* r) {
-    Profiler* profiler = &r->steps.profiler;
+    Profiler* profiler = &r->profiler;
     int at_once = profiler_reads_at_once(profiler, r->step - 1);
     if (profiler_end_step(profiler, r->step - 1, &r->ctx)) {
         group_begin_work(&r->group);
@@ -302,47 +277,37 @@ static inline int run_end_profiled_step(Run* r) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Between steps
+// Between steps: work that is due
 
-// Whether something is due now: every `every` steps (0: never), and with `at_end` also after the run's last step.
-static inline int run_is_due(const Run* r, int every, int at_end) {
-    return every > 0 && (r->step % every == 0 || (at_end && r->step == r->last));
+static inline int run_is_due(const Run* r, const DueWork* d) {
+    return d->every > 0 && (r->step % d->every == 0 || r->step == r->last);
 }
 
-// Whether a result with key `key` in log.jsonl is due before the first step of this process. It is due only if the log
-// lacks it, as in a new run, or if a signal interrupted it. All ranks call it.
-static inline int run_is_missing(const Run* r, int every, const char* key) {
-    return group_any(&r->group, r->group.rank == 0 && run_is_due(r, every, 1) && !log_has(&r->log, key));
+// Whether the log has a result of this step. All ranks call it.
+static inline int run_has_result(const Run* r, const char* key) {
+    return group_any(&r->group, r->group.rank == 0 && log_has_result(&r->log, key, r->step));
 }
 
-// The same for a validation.
-static inline int run_lacks_validation(const Run* r, const char* key) {
-    return r->has_val && run_is_missing(r, r->settings.val_every, key);
+static inline void run_do(Run* r, const DueWork* d) {
+    int exchanges = d->of_average;
+    if (exchanges && !weight_average_is_on(&r->average, r->step)) return;
+    if (exchanges) weight_average_exchange(&r->average, r->buffers, &r->optimizer, &r->ctx);
+    d->work(r);
+    if (exchanges) weight_average_exchange(&r->average, r->buffers, &r->optimizer, &r->ctx);
 }
 
-// Read and log the results of all launched steps, or of all but the last. `pauses`: 1 if something other than a step
-// and validation follows, which takes time and needs a complete log. Returns whether a validation is due.
-static inline int run_end_step(Run* r, int pauses) {
-    int profile = r->steps.profiler.count && run_end_profiled_step(r);
-    int validation = r->has_val && run_is_due(r, r->settings.val_every, 1);
-    if (r->writer->phase != WRITER_IDLE) writer_poll(r->writer);  // a checkpoint is written in the background
-    r->checkpoint_is_due = run_is_due(r, r->settings.checkpoint_every, 0);
-    r->is_paused = profile || pauses || validation || r->checkpoint_is_due;
-    run_finish_steps(r, r->is_paused || r->step == r->end ? 0 : READBACK_LAG);
-    if (r->is_paused) group_begin_work(&r->group);
-    if (validation) fp8_report(&r->buffers->fp8, &r->group, &r->log, r->step, &r->ctx);
-    return validation;
-}
+// Work of a table: the statistics of --fp8, which precede a validation.
+static inline void run_report_fp8(Run* r) { fp8_report(&r->buffers->fp8, &r->group, &r->log, r->step, &r->ctx); }
 
-// Save the model and the optimizer. Returns 0, -1 after a warning.
-static inline int run_save(Run* r) {
+// Save the model and the optimizer. A failure is only a warning here, and a status in r->save_failed.
+static inline void run_save(Run* r) {
     WeightAverage* average = &r->average;
     grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);  // the other ranks' parameters are on their way
     const char* val = r->settings.val_every ? r->val_pattern : NULL;
     Text card = model_card(r, val, 0);
-    int result = run_save_checkpoint(r, card.text);
+    r->save_failed = run_save_checkpoint(r, card.text) != 0;
     free(card.text);
-    if (!weight_average_is_on(average, r->step) || average->saved == r->step) return result;
+    if (!weight_average_is_on(average, r->step) || average->saved == r->step) return;
     average->saved = r->step;
     weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
     grad_sync_wait(&r->grad_sync, GRAD_SYNC_LAST, &r->ctx);
@@ -350,7 +315,34 @@ static inline int run_save(Run* r) {
     run_save_average(r, card.text);
     free(card.text);
     weight_average_exchange(average, r->buffers, &r->optimizer, &r->ctx);
-    return result;
+}
+
+// Before the first step of this process: do the due work whose results the log lacks, as that of a new run does, or of
+// one that a signal or a kill has ended too early. A checkpoint that exists is saved again, with the results.
+static inline void run_catch_up(Run* r) {
+    int found = 0;
+    for (const DueWork* d = r->due; d < r->due + r->due_count; d++) {
+        if (!d->result || !run_is_due(r, d) || run_has_result(r, d->result)) continue;
+        run_do(r, d);
+        found |= run_has_result(r, d->result);
+    }
+    if (found && r->writer->step == r->step) r->writer->step = -1, run_save(r);
+    run_restart_clock(r);
+}
+
+// Read and log the results of all launched steps, or of all but the last if nothing is due. Then do what is due, which
+// takes time and needs a complete log.
+static inline void run_end_step(Run* r) {
+    int pauses = r->profiler.count && run_end_profiled_step(r);
+    if (r->writer->phase != WRITER_IDLE) writer_poll(r->writer);  // a checkpoint is written in the background
+    for (const DueWork* d = r->due; d < r->due + r->due_count; d++) pauses |= run_is_due(r, d);
+    run_finish_steps(r, pauses || r->step == r->end ? 0 : READBACK_LAG);
+    if (!pauses) return;
+    group_begin_work(&r->group);
+    for (const DueWork* d = r->due; d < r->due + r->due_count; d++)
+        if (run_is_due(r, d)) run_do(r, d);
+    if (r->settings.keep_best && r->best.step == r->step) run_save(r);
+    run_restart_clock(r);
 }
 
 // The first of the ranks' reasons to stop.
@@ -363,28 +355,17 @@ static inline int run_gather_stop(const Run* r, int stop) {
     return first;
 }
 
-// Whether all ranks stop now: a rank received a signal (`signal`; 0: this one did not). Ends the run if another run has
-// locked OUT.
-static inline int run_must_stop(Run* r, int signal) {
+// Whether another step follows. A `signal` to any rank (0: none to this one) ends the run, and so does another run that
+// has locked OUT. All ranks call it.
+static inline int run_next_step(Run* r, int signal) {
+    if (r->step >= r->end) return 0;
     int stop = r->lock.path && run_lock_check(&r->lock) != 0 ? LOCK_IS_LOST : signal;
     if (r->group.size > 1) stop = run_gather_stop(r, stop);
     if (stop == LOCK_IS_LOST) group_die(&r->group, FAILED, RUN_LOCK_LOST, r->settings.out);
     if (!r->stop) r->stop = stop;
-    return r->stop != 0;
-}
-
-// Save a checkpoint if one is due. Returns whether another step follows. A `signal` (0: none) ends the run. All ranks
-// call it.
-static inline int run_next_step(Run* r, int signal) {
-    // A resumed run made up a validation that a signal had ended: its checkpoint is saved again, with the result.
-    if (r->writer->step == r->step && group_any(&r->group, log_has_late_result(&r->log, r->step)))
-        r->writer->step = -1, r->checkpoint_is_due = 1;
-    if (r->checkpoint_is_due || (r->settings.keep_best && r->best.step == r->step && r->step > 0)) run_save(r);
-    if (r->is_paused) run_restart_clock(r);
-    r->checkpoint_is_due = r->is_paused = 0;
-    if (r->step >= r->end || run_must_stop(r, signal)) return 0;
+    if (r->stop) return 0;
     if (r->group.size > 1) group_begin_step(&r->group, r->step + 1);
-    if (r->steps.profiler.count) run_begin_profiled_step(r);
+    if (r->profiler.count) run_begin_profiled_step(r);
     return 1;
 }
 

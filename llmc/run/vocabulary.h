@@ -5,8 +5,7 @@
 #include "llmc/base/process.h"
 #include "llmc/data/lm_data.h"
 #include "llmc/data/token_scan.h"
-#include "llmc/run/find_files.h"
-#include "llmc/run/state.h"
+#include "llmc/run/run.h"
 
 // Open the tokenizer of the first of these directories that has one: checkpoint, model, data. Reads all of its files
 // now, because the directory may be gone when the run saves.
@@ -48,6 +47,13 @@ static inline Text run_decode(const Run* r, const int* tokens, int n) {
         else text_printf(&text, "%d ", tokens[i]);
     }
     return text;
+}
+
+// Show a sample of n tokens, on rank 0 (run_show_text).
+static inline void run_show_tokens(Run* r, const int* tokens, int n) {
+    Text text = run_decode(r, tokens, n);
+    if (r->group.rank == 0) run_show_text(r, &text);
+    free(text.text);
 }
 
 // Whether the shards' directory has the run's tokenizer and that tokenizer fits the model.
@@ -112,6 +118,16 @@ static inline void vocabulary_check(const Run* r, const LmData* data, int V) {
         fflush(stdout);
     }
     process_on_stop(on_stop);
+}
+
+// Open the data of a model of V tokens, whose config.json is `config`, and check both.
+static inline void vocabulary_open_data(Run* r, LmData* data, int V, Text config) {
+    lm_data_open(data, r->train_pattern, r->val_pattern, V, (uint64_t)r->settings.seed,
+                 r->settings.shuffle ? SHUFFLED : IN_ORDER, r->group.size);
+    run_check_data(r, shards_fingerprint(&data->train_shards), r->train_pattern);
+    run_check_ranks(r, config, data->has_val, data->has_val ? shards_fingerprint(&data->val_shards) : 0);
+    vocabulary_check(r, data, V);
+    run_set_last(r, batch_lm_windows(&data->train));
 }
 
 #endif
