@@ -73,29 +73,19 @@ typedef struct {
 } QuantizeInput;
 
 static inline QuantizeInput quantize_plain(const floatX* x) {
-    QuantizeInput in = {.source = QUANTIZE_PLAIN, .gelu = GELU_TANH, .x = x, .pre = NULL};
-    return in;
+    return (QuantizeInput){.source = QUANTIZE_PLAIN, .x = x};
 }
-
 static inline QuantizeInput quantize_gelu(const floatX* x, Gelu gelu) {
-    QuantizeInput in = {.source = QUANTIZE_GELU, .gelu = gelu, .x = x, .pre = NULL};
-    return in;
+    return (QuantizeInput){.source = QUANTIZE_GELU, .gelu = gelu, .x = x};
 }
-
 static inline QuantizeInput quantize_gelu_backward(const floatX* x, const floatX* pre, Gelu gelu) {
-    QuantizeInput in = {.source = QUANTIZE_GELU_BACKWARD, .gelu = gelu, .x = x, .pre = pre};
-    return in;
+    return (QuantizeInput){.source = QUANTIZE_GELU_BACKWARD, .gelu = gelu, .x = x, .pre = pre};
 }
-
 static inline QuantizeInput quantize_centered(const floatX* x, const real* center) {
-    QuantizeInput in = {.source = QUANTIZE_CENTERED, .gelu = GELU_TANH, .x = x, .pre = NULL, .center = center};
-    return in;
+    return (QuantizeInput){.source = QUANTIZE_CENTERED, .x = x, .center = center};
 }
-
 static inline QuantizeInput quantize_classifier_backward(const floatX* x, LogitsGradient logits) {
-    QuantizeInput in = {
-        .source = QUANTIZE_CLASSIFIER_BACKWARD, .gelu = GELU_TANH, .x = x, .pre = NULL, .logits = logits};
-    return in;
+    return (QuantizeInput){.source = QUANTIZE_CLASSIFIER_BACKWARD, .x = x, .logits = logits};
 }
 
 #define QUANTIZE_FLOPS(N, C) (1.0 * (N) * (C))

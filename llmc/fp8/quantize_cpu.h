@@ -73,7 +73,7 @@ static inline void quantize_bias(QuantizeBias bias, const floatX* v, const uint8
                                  int C) {
     size_t width = (size_t)C;
     float number[256];
-    for (int byte = 0; byte < 256; byte++) number[byte] = fp8_to_float((uint8_t)byte, FP8_E4M3);
+    fp8_numbers(number, FP8_E4M3);
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < (size_t)N; n++) {
         double sum = bias.b ? (double)bias.b[n] : 0;
