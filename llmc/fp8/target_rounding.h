@@ -35,9 +35,8 @@ typedef struct {
 // The rounding error of the target's entry of row n.
 HOST_DEVICE static inline real target_rounding_left(RoundedLogits d, size_t n, int target) {
     size_t at = n * (size_t)d.Vp + (size_t)target;
-    real loss = d.of.losses.each[n];
-    real less_one = sizeof(real) == sizeof(float) ? (real)expm1f((float)-loss) : (real)expm1((double)-loss);
-    real exact = logits_gradient_factor(d.of) * less_one;
+    real factor = logits_gradient_factor(d.of), loss = d.of.losses.each[n];
+    real exact = factor * (sizeof(real) == sizeof(float) ? (real)expm1f((float)-loss) : (real)expm1((double)-loss));
     return exact - *d.inverse * (real)fp8_to_float(d.rounded[at], FP8_E5M2);
 }
 
