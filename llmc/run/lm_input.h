@@ -3,7 +3,7 @@
 #define LLMC_RUN_LM_INPUT_H
 
 #include "llmc/data/lm_data.h"
-#include "llmc/device/staging.h"
+#include "llmc/device/copies.h"
 #include "llmc/run/state.h"
 
 typedef struct {

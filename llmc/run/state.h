@@ -7,7 +7,7 @@
 #include "llmc/checkpoint/resume.h"
 #include "llmc/checkpoint/state.h"
 #include "llmc/checkpoint/writer.h"
-#include "llmc/device/readback.h"
+#include "llmc/device/copies.h"
 #include "llmc/ops/matmul/matmul.h"
 #include "llmc/optim/weight_average.h"
 #include "llmc/profile/report.h"

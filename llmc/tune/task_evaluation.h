@@ -2,7 +2,7 @@
 #ifndef LLMC_TUNE_TASK_EVALUATION_H
 #define LLMC_TUNE_TASK_EVALUATION_H
 
-#include "llmc/device/host_view.h"
+#include "llmc/device/copies.h"
 #include "llmc/run/run.h"
 #include "llmc/tune/squared_error.h"
 #include "llmc/tune/tasks.h"

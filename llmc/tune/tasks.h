@@ -12,7 +12,7 @@
 
 #include "llmc/bert/mlm_data.h"
 #include "llmc/bert/mlm_settings.h"
-#include "llmc/device/host_view.h"
+#include "llmc/device/copies.h"
 #include "llmc/model/config.h"
 #include "llmc/run/evaluate.h"
 #include "llmc/tune/labelled.h"
