@@ -410,8 +410,8 @@ COMPILED_IF_CALLED static inline void embedding_backward_launch(EmbeddingGrads d
     if (vectors) kernel = dropped ? embedding_backward_kernel<W, 1> : embedding_backward_kernel<W, 0>;
     else if (dropped) kernel = embedding_backward_kernel<1, 1>;
     size_t shared = (size_t)summed.count * WARP * (size_t)(vectors ? W : 1) * sizeof(float);
-    kernel<<<dim3(z.blocks, z.slices), WARP, shared, ctx->stream>>>(
-        positions, words, sorted_types, summed, memory, arrivals.p, dx, C, dropout_rows(dropout));
+    kernel<<<dim3(z.blocks, z.slices), WARP, shared, ctx->stream>>>(positions, words, sorted_types, summed, memory,
+                                                                    arrivals.p, dx, C, dropout_rows(dropout));
     cudaCheck(cudaGetLastError());
 }
 
