@@ -3,8 +3,7 @@
 # make            the programs that this machine can build, and the built-in corpus;  make cpu: the CPU trainers alone
 # make DEBUG=1    no optimisation, debug information       SANITIZE=1   AddressSanitizer and UBSan
 # make LINEINFO=1 source lines in GPU code, for ncu and compute-sanitizer; compiles an eighth longer
-# make MARCH=x86-64-v3   another CPU than this one         BLAS=1       matmuls by OpenBLAS, for comparison
-# make MPI=0 NCCL=0      without MPI or NCCL, even if they are installed
+# make MARCH=x86-64-v3   another CPU than this one         MPI=0 NCCL=0 without MPI or NCCL, even if they are installed
 
 # As many jobs as cores, unless -j is given. With `clean` among the targets, one after the other.
 ifeq ($(MAKELEVEL)$(filter clean,$(MAKECMDGOALS)),0)
@@ -20,7 +19,7 @@ MARCH  ?= native
 MACHINE = $(firstword $(subst -, ,$(shell $1 -dumpmachine 2>/dev/null)))
 TARGET := $(call MACHINE,$(CC))
 CROSS  := $(if $(filter-out gcc,$(CC)),$(if $(call MACHINE,gcc),$(filter-out $(call MACHINE,gcc),$(TARGET))))
-B      := build$(if $(DEBUG),/debug)$(if $(SANITIZE),/san)$(if $(BLAS),/blas)
+B      := build$(if $(DEBUG),/debug)$(if $(SANITIZE),/san)
 # Left out: passes of gcc's -O3 that take a quarter of its time and make no step faster (dev/LOG.md).
 SLOW   := $(if $(findstring clang,$(CC)),,inline-functions ipa-cp-clone tree-pre gcse tree-dominator-opts tree-vrp)
 OPT    := $(if $(DEBUG)$(SANITIZE),-O1 -g,-O3 $(addprefix -fno-,$(SLOW))) -march=$(MARCH)
@@ -35,8 +34,8 @@ WARN   := -Wall -Wextra -Wno-missing-field-initializers -Werror $(if $(findstrin
 HAS_MPI := $(if $(filter 0,$(MPI))$(CROSS),,$(shell command -v mpicc 2>/dev/null))
 MPI_CPP := $(if $(HAS_MPI),-DUSE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(shell mpicc -show))))
 MPI_LIBS := $(if $(HAS_MPI),$(filter -L% -l%,$(shell mpicc -show)))
-CPP    := -D_GNU_SOURCE -I. -Ibuild $(MPI_CPP) $(if $(BLAS),-DUSE_BLAS) -MMD -MP
-LIBS   := $(if $(BLAS),-lopenblas) $(MPI_LIBS) -pthread -lm
+CPP    := -D_GNU_SOURCE -I. -Ibuild $(MPI_CPP) -MMD -MP
+LIBS   := $(MPI_LIBS) -pthread -lm
 # The commit for model cards. No part of $(B)/command: a new commit alone builds nothing again.
 COMMIT  = $(if $(wildcard .git),-DBUILD_COMMIT='"$(or $(shell git describe --always --dirty 2>/dev/null),unknown)"')
 COMPILE = $(CC) -x c -std=c11 $(CPP) $(CFLAGS) $(WARN)
@@ -84,7 +83,7 @@ HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DELETE_ON_ERROR:
 
 # The programs are linked at the top, where people look for them; variants stay in their build folder.
-TOP  := $(if $(DEBUG)$(SANITIZE)$(BLAS),$(B)/)
+TOP  := $(if $(DEBUG)$(SANITIZE),$(B)/)
 GPT2 := $(TOP)train_gpt2
 BERT := $(TOP)train_bert
 APPS := $(addprefix $(TOP),use_gpt2 use_bert finetune_bert)
@@ -155,7 +154,7 @@ help:
 	@echo "make san           tests under sanitizers;  make mutants: an hour, does a test fail for each planted fault?"
 	@echo "make cubins        GPU machine code of every program, architecture and precision, for dev/compare_sass.py"
 	@echo "make clean         remove what was built (data and runs stay)"
-	@echo "variables:         CC MARCH ARCH PTX PRECISION DEBUG=1 LINEINFO=1 SANITIZE=1 BLAS=1 MPI=0 NCCL=0"
+	@echo "variables:         CC MARCH ARCH PTX PRECISION DEBUG=1 LINEINFO=1 SANITIZE=1 MPI=0 NCCL=0"
 
 setup:
 	@bash dev/setup.sh

@@ -334,7 +334,7 @@ static void backward_encoder(Model* m, const MlmInput* in, Mode word_mode, Mode 
         .dy = m->a.dx, .x = m->a.embedded, .stats = m->a.ln0_stats, .w = m->p.ln0.w, .size = {.N = s->rows, .C = c->C}};
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
-    dropout_backward(m->a.dx, m->a.dx, s->rows, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), SET, ctx);
+    dropout_backward(m->a.dx, m->a.dx, s->rows, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
     layernorm_backward(m->a.dx, m->g.ln0, ln0, SET, mode, ctx);
     embedding_backward(dtables, m->a.dx, rows, m->buffers.step.embedding, dropout_none(s), word_mode, mode, ctx);
 }

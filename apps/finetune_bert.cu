@@ -132,7 +132,7 @@ static void backward_task(TaskModel* m, const MlmInput* in, Mode mode, Context* 
     } else {
         matmul_backward_weight(m->g.output, a->logits, a->work, S, C, m->Kp, mode, ctx);
         matmul_backward_input(a->work, a->logits, m->p.output.w, S, C, m->Kp, SET, ctx);
-        dropout_backward(a->work, a->work, S, C, pooled_dropout(m, in), SET, ctx);
+        dropout_backward(a->work, a->work, S, C, pooled_dropout(m, in), ctx);
         tanh_backward(a->work, a->work, a->pooled, (size_t)S * (size_t)C, ctx);
         matmul_backward_weight(e->g.pooler, a->work, a->first, S, C, C, mode, ctx);
         matmul_backward_input(a->pooled, a->work, e->p.pooler.w, S, C, C, SET, ctx);

@@ -4,7 +4,7 @@
 
 #include "apps/tune/squared_error.h"
 #include "apps/tune/tasks.h"
-#include "llmc/device/host_view.h"
+#include "llmc/device/copies.h"
 #include "llmc/run/run.h"
 
 // How a task's two metrics are reported, in the log and on the terminal.

@@ -15,7 +15,7 @@
 #include "apps/tune/squad.h"
 #include "llmc/bert/mlm_data.h"
 #include "llmc/bert/mlm_settings.h"
-#include "llmc/device/host_view.h"
+#include "llmc/device/copies.h"
 #include "llmc/model/config.h"
 #include "llmc/run/evaluate.h"
 

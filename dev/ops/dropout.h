@@ -10,22 +10,20 @@ typedef struct {
     int N, C;
     Sequences sequences;
     Dropout dropout;
-    Mode mode;
     Context* ctx;
 } DropoutCase;
 
-static inline DropoutCase* dropout_case(Harness* h, const int* lengths, int count, int C, double p, Mode mode) {
+static inline DropoutCase* dropout_case(Harness* h, const int* lengths, int count, int C, double p) {
     DropoutCase* k = (DropoutCase*)case_memory(h, sizeof *k);
     k->sequences = sequences_of(h, lengths, count, 2);
     k->dropout = dropout_make(p, 1337, 10, 3, SITE_DROPOUT_MLP_OUT, &k->sequences);
     k->N = k->sequences.rows;
     k->C = C;
-    k->mode = mode;
     size_t n = (size_t)k->N * (size_t)C;
     k->x = input(h, n, 1.0);
     k->y = output(h, n, SET);
     k->dy = input(h, n, 1.0);
-    k->dx = output(h, n, mode);
+    k->dx = output(h, n, SET);
     k->ctx = &h->ctx;
     return k;
 }
@@ -37,7 +35,7 @@ static inline void dropout_run_forward(void* state) {
 
 static inline void dropout_run_backward(void* state) {
     DropoutCase* k = (DropoutCase*)state;
-    dropout_backward(k->dx.device, k->dy.device, k->N, k->C, k->dropout, k->mode, k->ctx);
+    dropout_backward(k->dx.device, k->dy.device, k->N, k->C, k->dropout, k->ctx);
 }
 
 // Make y the mask itself: dropout of ones.
@@ -53,7 +51,7 @@ static inline void test_dropout_masks(Harness* h) {
     double rates[] = {0.1, 0.5, 0.9};
     for (size_t i = 0; i < COUNT_OF(rates); i++) {
         case_begin(h, "dropout/keep rate p=%g", rates[i]);
-        DropoutCase* k = dropout_case(h, lengths, 3, 768, rates[i], SET);
+        DropoutCase* k = dropout_case(h, lengths, 3, 768, rates[i]);
         dropout_mask(k, k->dropout);
         size_t kept = 0, bad = 0;
         real scale = array_stored(k->y, (real)(float)(1 / (1 - rates[i])));
@@ -82,7 +80,7 @@ static inline void test_dropout_masks(Harness* h) {
     }
 
     case_begin(h, "dropout/backward has the mask of forward");
-    DropoutCase* k = dropout_case(h, lengths, 3, 50, 0.3, SET);
+    DropoutCase* k = dropout_case(h, lengths, 3, 50, 0.3);
     dropout_mask(k, k->dropout);
     for (size_t e = 0; e < k->dy.n; e++) k->dy.host[e] = 1;
     array_upload(k->dy);
@@ -92,8 +90,8 @@ static inline void test_dropout_masks(Harness* h) {
 
     // Sequence 3 of the step lies at row 64 of one batch and at row 0 of another.
     case_begin(h, "dropout/mask does not depend on packing");
-    k = dropout_case(h, lengths, 3, 50, 0.3, SET);
-    DropoutCase* other = dropout_case(h, moved, 2, 50, 0.3, SET);
+    k = dropout_case(h, lengths, 3, 50, 0.3);
+    DropoutCase* other = dropout_case(h, moved, 2, 50, 0.3);
     other->sequences.first = k->sequences.first + 1;
     dropout_mask(k, k->dropout);
     dropout_mask(other, other->dropout);
@@ -106,7 +104,7 @@ static inline void test_dropout_masks(Harness* h) {
     static const char* const OTHERS[] = {"seed", "step", "layer", "site", "sequence"};
     for (size_t i = 0; i < COUNT_OF(OTHERS); i++) {
         case_begin(h, "dropout/another %s gives another mask", OTHERS[i]);
-        k = dropout_case(h, lengths, 3, 96, 0.5, SET);
+        k = dropout_case(h, lengths, 3, 96, 0.5);
         dropout_mask(k, k->dropout);
         real* first = copy_of(h, k->y);
         Sequences later = k->sequences;
@@ -131,30 +129,26 @@ static inline void test_dropout(Harness* h) {
         for (size_t r = 0; r < COUNT_OF(RATES); r++) {
             const int *lengths = SIZES[i].lengths, count = SIZES[i].count, C = SIZES[i].C;
             case_begin(h, "dropout/forward T=%d,.. of %d C=%d p=%g", lengths[0], count, C, RATES[r]);
-            DropoutCase* k = dropout_case(h, lengths, count, C, RATES[r], SET);
+            DropoutCase* k = dropout_case(h, lengths, count, C, RATES[r]);
             real* y = copy_of(h, k->y);
-            dropout_forward_ref(y, k->x.host, k->N, C, k->dropout);
+            dropout_ref(y, k->x.host, k->N, C, k->dropout);
             expect_same_for_any_threads(h, "forward", dropout_run_forward, k, &k->y, 1);
             expect_close(h, "y", k->y, y, tolerance(2e-7));  // one rounding
             case_end(h);
-            for (int add = 0; add < 2; add++) {
-                Mode mode = add ? ADD : SET;
-                case_begin(h, "dropout/backward T=%d,.. of %d C=%d p=%g %s", lengths[0], count, C, RATES[r],
-                           mode_name(mode));
-                k = dropout_case(h, lengths, count, C, RATES[r], mode);
-                real* dx = copy_of(h, k->dx);
-                dropout_backward_ref(dx, k->dy.host, k->N, C, k->dropout, mode);
-                expect_same_for_any_threads(h, "backward", dropout_run_backward, k, &k->dx, 1);
-                expect_close(h, "dx", k->dx, dx, tolerance(5e-7));  // two roundings
-                case_end(h);
-            }
+            case_begin(h, "dropout/backward T=%d,.. of %d C=%d p=%g", lengths[0], count, C, RATES[r]);
+            k = dropout_case(h, lengths, count, C, RATES[r]);
+            real* dx = copy_of(h, k->dx);
+            dropout_ref(dx, k->dy.host, k->N, C, k->dropout);
+            expect_same_for_any_threads(h, "backward", dropout_run_backward, k, &k->dx, 1);
+            expect_close(h, "dx", k->dx, dx, tolerance(2e-7));
+            case_end(h);
         }
     test_dropout_masks(h);
 }
 
 static inline double dropout_loss(void* state) {
     DropoutCase* k = (DropoutCase*)state;
-    dropout_forward_ref(k->y.host, k->x.host, k->N, k->C, k->dropout);
+    dropout_ref(k->y.host, k->x.host, k->N, k->C, k->dropout);
     double loss = 0;
     for (size_t i = 0; i < k->y.n; i++) loss += (double)k->y.host[i] * (double)k->dy.host[i];
     return loss;
@@ -164,9 +158,9 @@ static inline void grad_dropout(Harness* h) {
     static const int LENGTHS[] = {3, 1, 4};
     for (int launcher = 0; launcher < 2; launcher++) {
         case_begin(h, "dropout/backward%s N=8 C=7", launcher ? "" : "_ref");
-        DropoutCase* k = dropout_case(h, LENGTHS, 3, 7, 0.4, SET);
+        DropoutCase* k = dropout_case(h, LENGTHS, 3, 7, 0.4);
         if (launcher) dropout_run_backward(k);
-        else dropout_backward_ref(k->dx.host, k->dy.host, k->N, k->C, k->dropout, SET);
+        else dropout_ref(k->dx.host, k->dy.host, k->N, k->C, k->dropout);
         expect_gradient(h, "dx", dropout_loss, k, k->x.host, k->x.n, k->dx.host, 1e-8);
         case_end(h);
     }
@@ -182,13 +176,13 @@ static inline void bench_dropout(Harness* h) {
     for (int i = 0; i < COUNT; i++) lengths[i] = 1024;
     for (int on = 0; on < 2; on++) {
         char shapes[64];
-        DropoutCase* k = dropout_case(h, lengths, COUNT, 768, on ? 0.1 : 0, SET);
+        DropoutCase* k = dropout_case(h, lengths, COUNT, 768, on ? 0.1 : 0);
         k->sequences = resident_sequences(h, k->sequences);
         snprintf(shapes, sizeof shapes, "N=%d C=768 p=%g", k->N, on ? 0.1 : 0);
-        bench_report(h, "dropout_forward", shapes, bench_seconds(h, dropout_run_forward, k),
-                     DROPOUT_FORWARD_FLOPS(k->N, k->C), DROPOUT_FORWARD_BYTES(k->N, k->C));
+        bench_report(h, "dropout_forward", shapes, bench_seconds(h, dropout_run_forward, k), DROPOUT_FLOPS(k->N, k->C),
+                     DROPOUT_BYTES(k->N, k->C));
         bench_report(h, "dropout_backward", shapes, bench_seconds(h, dropout_run_backward, k),
-                     DROPOUT_BACKWARD_FLOPS(k->N, k->C), DROPOUT_BACKWARD_BYTES(k->N, k->C, SET));
+                     DROPOUT_FLOPS(k->N, k->C), DROPOUT_BYTES(k->N, k->C));
         case_free(h);
     }
 }

@@ -21,16 +21,23 @@ static EmbeddingInputs embedding_inputs(const EmbeddingCase* e) {
     return in;
 }
 
+static Dropout embedding_dropout(const EmbeddingCase* e) {
+    Dropout dropout = e->dropout;
+    dropout.sequences = &e->s;
+    return dropout;
+}
+
 static void embedding_run_forward(void* state) {
     EmbeddingCase* e = (EmbeddingCase*)state;
     Embeddings tables = {e->word.device, e->position.device, e->sizes.types ? e->type.device : NULL};
-    embedding_forward(e->x.device, embedding_inputs(e), tables, e->sizes, e->dropout, e->ctx);
+    embedding_forward(e->x.device, embedding_inputs(e), tables, e->sizes, embedding_dropout(e), e->ctx);
 }
 
 static void embedding_run_backward(void* state) {
     EmbeddingCase* e = (EmbeddingCase*)state;
     EmbeddingGrads d = {e->dword.device_real, e->dposition.device_real, e->sizes.types ? e->dtype.device_real : NULL};
-    embedding_backward(d, e->dx.device, embedding_inputs(e), e->sizes, e->dropout, e->word_mode, e->mode, e->ctx);
+    Dropout dropout = embedding_dropout(e);
+    embedding_backward(d, e->dx.device, embedding_inputs(e), e->sizes, dropout, e->word_mode, e->mode, e->ctx);
 }
 
 // Call after case_begin(). Without token types, `types` in sizes is 0.
@@ -64,7 +71,7 @@ static EmbeddingCase embedding_case(Harness* h, const int* lengths, int count, E
 static void embedding_forward_reference(const EmbeddingCase* e, real* x) {
     EmbeddingInputs in = {e->tokens, e->types, &e->s};
     EmbeddingRefTables tables = {e->word.host, e->position.host, e->sizes.types ? e->type.host : NULL};
-    embedding_forward_ref(x, in, tables, e->sizes.C, e->dropout);
+    embedding_forward_ref(x, in, tables, e->sizes.C, embedding_dropout(e));
 }
 
 static void embedding_backward_reference(const EmbeddingCase* e, real* dword, real* dposition, real* dtype) {
@@ -72,9 +79,9 @@ static void embedding_backward_reference(const EmbeddingCase* e, real* dword, re
     int padding = e->sizes.padding;
     EmbeddingRefIndex word = {e->tokens, e->sizes.V, padding}, position = {e->s.position, e->sizes.T, -1};
     EmbeddingRefIndex type = {e->types, e->sizes.types, -1};
-    embedding_backward_ref(dword, e->dx.host, word, &e->s, C, e->dropout, e->word_mode);
-    embedding_backward_ref(dposition, e->dx.host, position, &e->s, C, e->dropout, e->mode);
-    if (e->types) embedding_backward_ref(dtype, e->dx.host, type, &e->s, C, e->dropout, e->mode);
+    embedding_backward_ref(dword, e->dx.host, word, &e->s, C, embedding_dropout(e), e->word_mode);
+    embedding_backward_ref(dposition, e->dx.host, position, &e->s, C, embedding_dropout(e), e->mode);
+    if (e->types) embedding_backward_ref(dtype, e->dx.host, type, &e->s, C, embedding_dropout(e), e->mode);
 }
 
 // What the gradients of the tables are relative to, the sums of absolute values.

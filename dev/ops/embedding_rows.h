@@ -56,7 +56,7 @@ static inline void rows_run(void* state) {
 }
 
 static inline void test_embedding_rows(Harness* h) {
-    // {N, rows, E}: sorts of one launch and of several, by one digit up to three; with small and with large tiles.
+    // {N, rows, E}: sorts of one launch and of several, by one digit up to three; and by CUB.
     static const int SHAPES[][3] = {{1, 1, 8},        {700, 90, 128},   {5000, 300, 64},
                                     {6000, 70000, 8}, {9000, 200, 132}, {270000, 70000, 8}};
     static const char* const names[] = {"sgd", "adam", "adam_lazy"};

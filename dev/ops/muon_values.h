@@ -3,7 +3,7 @@
 #define DEV_OPS_MUON_VALUES_H
 
 #include "harness.h"
-#include "llmc/device/host_view.h"
+#include "llmc/device/copies.h"
 #include "llmc/muon/muon.h"
 
 // Orthogonalize x, one matrix of rows x cols, by the launcher and by the reference.

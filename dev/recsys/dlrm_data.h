@@ -18,7 +18,7 @@
 #include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/util.h"
-#include "llmc/device/staging.h"
+#include "llmc/device/copies.h"
 
 enum { CLICKS_MAGIC = 20261124, CLICKS_VERSION = 1, CLICKS_HEADER = 256, CLICK_TABLES = 32, CLICK_NUMBERS = 64 };
 enum { CLICK_HIDDEN = 3 };  // width of the generator's hidden vectors

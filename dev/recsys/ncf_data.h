@@ -12,7 +12,7 @@
 #include "llmc/base/log.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/util.h"
-#include "llmc/device/staging.h"
+#include "llmc/device/copies.h"
 #ifdef __CUDACC__
 #include "llmc/device/cuda_utils.cuh"
 #endif

@@ -7,7 +7,7 @@
 #include "llmc/bert/examples.h"
 #include "llmc/bert/mlm_settings.h"
 #include "llmc/data/prefetch.h"
-#include "llmc/device/staging.h"
+#include "llmc/device/copies.h"
 #include "llmc/dist/process_group.h"
 #include "llmc/text/room_words.h"
 

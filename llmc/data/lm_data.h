@@ -10,7 +10,7 @@
 #include "llmc/data/batch_lm.h"
 #include "llmc/data/prefetch.h"
 #include "llmc/data/val_entropy.h"
-#include "llmc/device/staging.h"
+#include "llmc/device/copies.h"
 
 enum { LM_AHEAD = 4, LM_MEAN_DOCUMENT = 64 };
 enum { NO_CUTS = -1 };  // LmData.end_of_text instead of a token

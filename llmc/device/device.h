@@ -319,7 +319,7 @@ static inline void* device_scratch(Context* ctx, size_t bytes) {
 
 // Copies between host and device memory, ordered after everything launched so far. A download is complete on return.
 // An upload may still read the host memory after it returns. If that memory changes or is freed before the next
-// device_synchronize(), use staging.h.
+// device_synchronize(), use Staging (copies.h).
 static inline void device_upload(Context* ctx, void* device, const void* host, size_t bytes) {
     cudaCheck(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, ctx->stream));
 }

@@ -148,7 +148,7 @@ static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
 
 #else
 // ---------------------------------------------------------------------------------------------------------
-// CPU, and builds without NCCL or MPI, for one rank: nothing overlaps
+// CPU, and GPU builds without NCCL, for one rank: nothing overlaps
 
 #define COLLECTIVES_BYTES ((size_t)0)  // of device memory that they allocate
 
@@ -165,12 +165,18 @@ static inline void collectives_begin(void) {}
 static inline void collectives_end(void) {}
 static inline void collectives_close(Collectives* c) { (void)c; }
 
-#if defined(USE_MPI) && !defined(__CUDACC__)
 enum { TO_ALL = -1 };  // instead of the root of a sum
 
-static inline void collectives_open(Collectives* c, ProcessGroup* group) { c->group = group; }
+static inline void collectives_open(Collectives* c, ProcessGroup* group) {
+    memset(c, 0, sizeof *c);
+    c->group = group;
+    if (GPU_BUILD && group->size > 1)
+        die(USAGE, "this program was built without NCCL, so it runs on one GPU; install libnccl-dev and build again");
+}
 
+// With one rank there is nothing to do.
 static inline void mpi_sum(const Collectives* c, void* values, size_t n, ReduceType type, int root) {
+#if defined(USE_MPI) && !defined(__CUDACC__)
     const size_t PIECE = 1 << 28;  // MPI counts in int
     size_t size = type == SUM_DOUBLE ? sizeof(double) : type == MAX_UINT32 ? sizeof(uint32_t) : sizeof(real);
     MPI_Datatype kind = type == MAX_UINT32 ? MPI_UINT32_T : size == sizeof(double) ? MPI_DOUBLE : MPI_FLOAT;
@@ -182,6 +188,9 @@ static inline void mpi_sum(const Collectives* c, void* values, size_t n, ReduceT
         if (root == TO_ALL) MPI_Allreduce(MPI_IN_PLACE, piece, count, kind, op, MPI_COMM_WORLD);
         else MPI_Reduce(is_root ? MPI_IN_PLACE : piece, piece, count, kind, MPI_SUM, root, MPI_COMM_WORLD);
     }
+#else
+    (void)c, (void)values, (void)n, (void)type, (void)root;
+#endif
 }
 
 // Sum n values over the ranks, or take their maximum, in place, on every rank.
@@ -198,28 +207,6 @@ static inline void reduce(Collectives* c, void* values, size_t n, ReduceType typ
 static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
     group_broadcast_from(c->group, bytes, n, root);
 }
-
-#else  // one rank
-static inline void collectives_open(Collectives* c, ProcessGroup* group) {
-    memset(c, 0, sizeof *c);
-    c->group = group;
-    if (group->size > 1)
-        die(USAGE, "this program was built without NCCL, so it runs on one GPU; install libnccl-dev and build again");
-}
-
-static inline void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
-    (void)values, (void)n, (void)type;
-    CHECK(c->group->size == 1);
-}
-static inline void reduce(Collectives* c, void* values, size_t n, ReduceType type, int root) {
-    (void)values, (void)n, (void)type, (void)root;
-    CHECK(c->group->size == 1);
-}
-static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
-    (void)bytes, (void)n, (void)root;
-    CHECK(c->group->size == 1);
-}
-#endif
 #endif
 
 #endif

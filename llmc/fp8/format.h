@@ -69,6 +69,11 @@ HOST_DEVICE static inline float fp8_to_float(uint8_t byte, Fp8Format format) {
     return byte & 0x80 ? -size : size;
 }
 
+// The values of all bytes.
+static inline void fp8_numbers(float number[256], Fp8Format format) {
+    for (int byte = 0; byte < 256; byte++) number[byte] = fp8_to_float((uint8_t)byte, format);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // The rows of an fp8 matmul's input whose exact values are also needed (mean_bias.h)
 

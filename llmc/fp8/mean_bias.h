@@ -99,25 +99,15 @@ static __global__ void __launch_bounds__(MEAN_BIAS_THREADS)
     means[which * IC + blockIdx.x * 2 * W + i] = total / rows * (which ? *x.inverse : 1);
 }
 
-COMPILED_IF_CALLED static inline void mean_bias_means(real* means, RoundedTensor x, int N, int IC, Context* ctx) {
-    mean_bias_means_kernel<<<IC / (2 * MEAN_BIAS_COLUMNS), MEAN_BIAS_THREADS, 0, ctx->stream>>>(means, x, N, IC);
-    cudaCheck(cudaGetLastError());
-}
-
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU: a task takes 16 columns of the rows.
 
-static inline void mean_bias_numbers(float number[256]) {
-    for (int byte = 0; byte < 256; byte++) number[byte] = fp8_to_float((uint8_t)byte, FP8_E4M3);
-}
-
-static inline void mean_bias_means(real* means, RoundedTensor x, int N, int IC, Context* ctx) {
+static inline void mean_bias_means(real* means, RoundedTensor x, int N, int IC) {
     size_t width = (size_t)IC;
     float number[256];
     int rows = mean_bias_rows(N);
-    (void)ctx;
-    mean_bias_numbers(number);
+    fp8_numbers(number, FP8_E4M3);
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < width; i += QUANTIZE_ALIGNMENT) {
         double sum[2][QUANTIZE_ALIGNMENT] = {{0}};
@@ -143,7 +133,12 @@ COMPILED_IF_CALLED static inline void mean_bias_center(real* means, RoundedTenso
     if (!N) return;
     Scope scope =
         scope_open(ctx, "mean_bias_center", MEAN_BIAS_FLOPS(N, IC), MEAN_BIAS_BYTES(N, IC), "N=%d IC=%d", N, IC);
-    mean_bias_means(means, x, N, IC, ctx);
+#ifdef __CUDACC__
+    mean_bias_means_kernel<<<IC / (2 * MEAN_BIAS_COLUMNS), MEAN_BIAS_THREADS, 0, ctx->stream>>>(means, x, N, IC);
+    cudaCheck(cudaGetLastError());
+#else
+    mean_bias_means(means, x, N, IC);
+#endif
     scope_close(&scope);
 }
 

@@ -10,7 +10,6 @@
 #include "llmc/device/cuda_utils.cuh"
 #include "llmc/fp8/quantize.h"
 #include "llmc/fp8/words.cuh"
-#include "llmc/ops/common/tile_sums.cuh"
 
 #ifdef __CUDACC__
 
@@ -269,6 +268,23 @@ __global__ void __launch_bounds__(QUANTIZE_THREADS, quantize_residents(BIAS))
     }
 }
 
+// The column sums, from those of the tiles: bias.b [C] (SET or ADD) = sum over t of partial[t][c]. In fp32: each of WARPS
+// warps adds every WARPS-th tile in order, then the warps are added in order. A block takes 32 columns.
+template <int WARPS>
+__global__ void __launch_bounds__(WARPS* WARP) tile_sums_kernel(BiasGrad bias, const float* partial, int tiles, int C) {
+    __shared__ float rows[WARPS][WARP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, c = blockIdx.x * WARP + lane;
+    float sum = 0;
+    if (c < C)
+#pragma unroll 8
+        for (int t = warp; t < tiles; t += WARPS) sum += partial[(size_t)t * C + c];
+    rows[warp][lane] = sum;
+    __syncthreads();
+    if (warp || c >= C) return;
+    for (int w = 1; w < WARPS; w++) sum += rows[w][lane];
+    bias.b[c] = bias.mode == ADD ? bias.b[c] + sum : sum;
+}
+
 // Scratch for the column sums of all tiles.
 static inline size_t quantize_scratch_bytes(int N, int C) {
     return blocks_for((size_t)N, QUANTIZE_TILE_ROWS) * (size_t)C * sizeof(float);
@@ -311,8 +327,10 @@ COMPILED_IF_CALLED static inline void quantize(QuantizeOutput out, QuantizeInput
     float* partial = bytes ? (float*)device_scratch(ctx, bytes) : NULL;
     CHECK(!out.bias.y || down <= DEVICE_ARRIVALS);
     kernel<<<tiles, QUANTIZE_THREADS, 0, ctx->stream>>>(out, in, partial, ctx->arrivals, N, C);
+    if (out.sums.b)
+        tile_sums_kernel<QUANTIZE_THREADS / WARP>
+            <<<blocks_for((size_t)C, WARP), QUANTIZE_THREADS, 0, ctx->stream>>>(out.sums, partial, (int)down, C);
     cudaCheck(cudaGetLastError());
-    if (out.sums.b) tile_sums<QUANTIZE_THREADS / WARP>(out.sums, partial, (int)down, C, ctx);
     scope_close(&scope);
 }
 

@@ -130,40 +130,6 @@ static __global__ void fp8_scales_measure_kernel(Fp8Scales s, Fp8Stats* measured
     fp8_scales_measure_one(s, measured, t);
 }
 
-COMPILED_IF_CALLED static inline void fp8_scales_measure_run(Fp8Scales s, Fp8Stats* measured, int t, Context* ctx) {
-    fp8_scales_measure_kernel<<<1, 1, 0, ctx->stream>>>(s, measured, t);
-    cudaCheck(cudaGetLastError());
-}
-
-COMPILED_IF_CALLED static inline void fp8_scales_record_run(Fp8Scales s, int64_t step, Context* ctx) {
-    unsigned blocks = blocks_for((size_t)s.count, FP8_SCALES_THREADS);
-    fp8_scales_record_kernel<<<blocks, FP8_SCALES_THREADS, 0, ctx->stream>>>(s, step);
-    cudaCheck(cudaGetLastError());
-}
-
-COMPILED_IF_CALLED static inline void fp8_scales_update_run(Fp8Scales s, Context* ctx) {
-    unsigned blocks = blocks_for((size_t)s.count, FP8_SCALES_THREADS);
-    fp8_scales_update_kernel<<<blocks, FP8_SCALES_THREADS, 0, ctx->stream>>>(s);
-    cudaCheck(cudaGetLastError());
-}
-
-#else
-
-static inline void fp8_scales_measure_run(Fp8Scales s, Fp8Stats* measured, int t, Context* ctx) {
-    (void)ctx;
-    fp8_scales_measure_one(s, measured, t);
-}
-
-static inline void fp8_scales_record_run(Fp8Scales s, int64_t step, Context* ctx) {
-    (void)ctx;
-    for (int t = 0; t < s.count; t++) fp8_scales_record_one(s, step, t);
-}
-
-static inline void fp8_scales_update_run(Fp8Scales s, Context* ctx) {
-    (void)ctx;
-    for (int t = 0; t < s.count; t++) fp8_scales_update_one(s, t);
-}
-
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
@@ -173,21 +139,38 @@ COMPILED_IF_CALLED static inline void fp8_scales_record(Fp8Scales s, int64_t ste
     CHECK(step >= 0 && s.count >= 0);
     if (!s.count) return;
     Scope scope = scope_open(ctx, "fp8_scales_record", 0, FP8_SCALES_RECORD_BYTES(s.count), "n=%d", s.count);
-    fp8_scales_record_run(s, step, ctx);
+#ifdef __CUDACC__
+    unsigned blocks = blocks_for((size_t)s.count, FP8_SCALES_THREADS);
+    fp8_scales_record_kernel<<<blocks, FP8_SCALES_THREADS, 0, ctx->stream>>>(s, step);
+    cudaCheck(cudaGetLastError());
+#else
+    for (int t = 0; t < s.count; t++) fp8_scales_record_one(s, step, t);
+#endif
     scope_close(&scope);
 }
 
 COMPILED_IF_CALLED static inline void fp8_scales_measure(Fp8Scales s, Fp8Stats* measured, int t, Context* ctx) {
     CHECK(t >= 0 && t < s.count);
     Scope scope = scope_open(ctx, "fp8_scales_measure", 0, FP8_SCALES_RECORD_BYTES(1), "tensor=%d", t);
-    fp8_scales_measure_run(s, measured, t, ctx);
+#ifdef __CUDACC__
+    fp8_scales_measure_kernel<<<1, 1, 0, ctx->stream>>>(s, measured, t);
+    cudaCheck(cudaGetLastError());
+#else
+    fp8_scales_measure_one(s, measured, t);
+#endif
     scope_close(&scope);
 }
 
 COMPILED_IF_CALLED static inline void fp8_scales_update(Fp8Scales s, Context* ctx) {
     if (!s.count) return;
     Scope scope = scope_open(ctx, "fp8_scales_update", 0, FP8_SCALES_UPDATE_BYTES(s.count), "n=%d", s.count);
-    fp8_scales_update_run(s, ctx);
+#ifdef __CUDACC__
+    unsigned blocks = blocks_for((size_t)s.count, FP8_SCALES_THREADS);
+    fp8_scales_update_kernel<<<blocks, FP8_SCALES_THREADS, 0, ctx->stream>>>(s);
+    cudaCheck(cudaGetLastError());
+#else
+    for (int t = 0; t < s.count; t++) fp8_scales_update_one(s, t);
+#endif
     scope_close(&scope);
 }
 

@@ -18,7 +18,6 @@
 #include "llmc/device/scope.h"
 #include "llmc/fp8/format.h"
 #include "llmc/ops/common/losses.h"
-#include "llmc/ops/common/vector_math.h"
 #ifdef __CUDACC__
 #include "llmc/device/cuda_utils.cuh"
 #endif
@@ -36,7 +35,8 @@ typedef struct {
 // The rounding error of the target's entry of row n.
 HOST_DEVICE static inline real target_rounding_left(RoundedLogits d, size_t n, int target) {
     size_t at = n * (size_t)d.Vp + (size_t)target;
-    real exact = logits_gradient_factor(d.of) * real_expm1(-d.of.losses.each[n]);
+    real factor = logits_gradient_factor(d.of), loss = d.of.losses.each[n];
+    real exact = factor * (sizeof(real) == sizeof(float) ? (real)expm1f((float)-loss) : (real)expm1((double)-loss));
     return exact - *d.inverse * (real)fp8_to_float(d.rounded[at], FP8_E5M2);
 }
 
@@ -82,25 +82,21 @@ static __global__ void __launch_bounds__(TARGET_ROUNDING_THREADS)
     }
 }
 
-template <int W>
-static inline void target_rounding_start(floatX* dx, RoundedLogits d, const floatX* w, int N, int C, Context* ctx) {
+#endif
+
+COMPILED_IF_CALLED static inline void target_rounding(floatX* dx, RoundedLogits d, const floatX* w, int N, int C,
+                                                      Context* ctx) {
+    CHECK(N >= 0 && C > 0 && d.Vp > 0);
+    if (!N) return;
+    Scope scope = scope_open(ctx, "target_rounding", TARGET_ROUNDING_FLOPS(N, C), TARGET_ROUNDING_BYTES(N, C),
+                             "N=%d C=%d Vp=%d", N, C, d.Vp);
+#ifdef __CUDACC__
+    auto kernel =
+        rows_are_vectors<floatX>(C) ? target_rounding_kernel<Vector<floatX>::SIZE> : target_rounding_kernel<1>;
     unsigned blocks = blocks_for((size_t)N, TARGET_ROUNDING_THREADS / WARP);
-    target_rounding_kernel<W><<<blocks, TARGET_ROUNDING_THREADS, 0, ctx->stream>>>(dx, d, w, N, C);
+    kernel<<<blocks, TARGET_ROUNDING_THREADS, 0, ctx->stream>>>(dx, d, w, N, C);
     cudaCheck(cudaGetLastError());
-}
-
-COMPILED_IF_CALLED static inline void target_rounding_run(floatX* dx, RoundedLogits d, const floatX* w, int N, int C,
-                                                          Context* ctx) {
-    if (rows_are_vectors<floatX>(C)) target_rounding_start<Vector<floatX>::SIZE>(dx, d, w, N, C, ctx);
-    else target_rounding_start<1>(dx, d, w, N, C, ctx);
-}
-
 #else
-// ---------------------------------------------------------------------------------------------------------
-// CPU
-
-static inline void target_rounding_run(floatX* dx, RoundedLogits d, const floatX* w, int N, int C, Context* ctx) {
-    (void)ctx;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         if (d.of.targets[n] < 0) continue;
@@ -110,17 +106,7 @@ static inline void target_rounding_run(floatX* dx, RoundedLogits d, const floatX
 #pragma omp simd
         for (int c = 0; c < C; c++) to[c] += left * from[c];
     }
-}
-
 #endif
-
-COMPILED_IF_CALLED static inline void target_rounding(floatX* dx, RoundedLogits d, const floatX* w, int N, int C,
-                                                      Context* ctx) {
-    CHECK(N >= 0 && C > 0 && d.Vp > 0);
-    if (!N) return;
-    Scope scope = scope_open(ctx, "target_rounding", TARGET_ROUNDING_FLOPS(N, C), TARGET_ROUNDING_BYTES(N, C),
-                             "N=%d C=%d Vp=%d", N, C, d.Vp);
-    target_rounding_run(dx, d, w, N, C, ctx);
     scope_close(&scope);
 }
 

@@ -7,7 +7,7 @@
 #ifndef LLMC_MODEL_MODEL_FILES_H
 #define LLMC_MODEL_MODEL_FILES_H
 
-#include "llmc/device/host_view.h"
+#include "llmc/device/copies.h"
 #include "llmc/model/weight_files.h"
 
 // A flat buffer on the device with the table's layout. It is stored in its own type, under the table's names with a

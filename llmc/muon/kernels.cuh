@@ -56,9 +56,8 @@ __device__ inline size_t muon_first(MuonRange r) {
 __device__ inline bool muon_is_whole(MuonRange r, size_t i) { return i >= r.begin && i + ADAMW_VECTOR <= r.end; }
 __device__ inline bool muon_has(MuonRange r, size_t i) { return i >= r.begin && i < r.end; }
 
-// Nesterov momentum: the new momentum, and U from it.
-__device__ inline real muon_new_momentum(real m, real more, real mu) { return fmaf(mu, m, more); }
-__device__ inline real muon_direction(real m, real more, real mu) { return fmaf(mu, m, more); }
+// Nesterov momentum: the new momentum from the old one, and U from the new one.
+__device__ inline real muon_nesterov(real m, real more, real mu) { return fmaf(mu, m, more); }
 
 static __global__ void __launch_bounds__(MUON_THREADS)
     muon_momentum_kernel(double* sums, AdamWState a, MuonChunk z, real mu, real rest) {
@@ -73,8 +72,8 @@ static __global__ void __launch_bounds__(MUON_THREADS)
 #pragma unroll
         for (int k = 0; k < ADAMW_VECTOR; k++) {
             real more = rest * (step.gradient * g.v[k]);
-            m.v[k] = muon_new_momentum(m.v[k], more, mu);
-            real u = muon_direction(m.v[k], more, mu);
+            m.v[k] = muon_nesterov(m.v[k], more, mu);
+            real u = muon_nesterov(m.v[k], more, mu);
             if (!whole && !muon_has(r, i + k)) continue;
             sum = fmaf(u, u, sum);
             if (!whole) a.m[i + k] = m.v[k];
@@ -101,7 +100,7 @@ static __global__ void __launch_bounds__(MUON_THREADS)
         float u[ADAMW_VECTOR];
 #pragma unroll
         for (int k = 0; k < ADAMW_VECTOR; k++)
-            u[k] = scale * muon_direction(m.v[k], rest * (step.gradient * g.v[k]), mu);
+            u[k] = scale * muon_nesterov(m.v[k], rest * (step.gradient * g.v[k]), mu);
         size_t at = i - r.matrix;
         if (r.is_aligned && muon_is_whole(r, i)) {
             *(Vector<floatX, ADAMW_VECTOR>*)(to + at) = from_floats<floatX, ADAMW_VECTOR>(u);

@@ -223,9 +223,7 @@ static inline size_t muon_sums(int rows, int cols) { return (void)cols, (size_t)
 // c [M, N] = a [M, K] b [K, N]. The transposes of a and b may be stored.
 static inline Product muon_product(floatX* c, const floatX* a, int a_is_transposed, const floatX* b,
                                    int b_is_transposed, int M, int N, int K) {
-    Product p;
-    memset(&p, 0, sizeof p);
-    p.M = M, p.N = N, p.K = K;
+    Product p = {.M = M, .N = N, .K = K};
     p.c = c, p.c_row = (size_t)N, p.c_col = 1;
     p.a = a, p.a_row = a_is_transposed ? 1 : (size_t)K, p.a_k = a_is_transposed ? (size_t)M : 1;
     p.b = b, p.b_k = b_is_transposed ? 1 : (size_t)N, p.b_col = b_is_transposed ? (size_t)K : 1;

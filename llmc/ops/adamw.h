@@ -132,15 +132,6 @@ __global__ void __launch_bounds__(ADAMW_THREADS, STORAGE == ADAMW_ROUNDED ? 4 : 
     }
 }
 
-template <int STORAGE>
-static inline void adamw_launch(AdamWState a, size_t elements, const ParamSpan* spans, int count, OptimizerSettings h,
-                                Context* ctx) {
-    auto kernel = a.updated ? adamw_update_kernel<STORAGE, true> : adamw_update_kernel<STORAGE, false>;
-    kernel<<<blocks_for(elements, ADAMW_THREADS * ADAMW_VECTOR), ADAMW_THREADS, 0, ctx->stream>>>(
-        a, elements, spans, count, adamw_coefficients(h), (real)(h.lr * h.weight_decay), h.rounding);
-    cudaCheck(cudaGetLastError());
-}
-
 #else
 // ---------------------------------------------------------------------------------------------------------
 // CPU
@@ -179,8 +170,13 @@ static inline void adamw_update(AdamWState a, size_t elements, const ParamSpan* 
         scope_open(ctx, "adamw_update", ADAMW_UPDATE_FLOPS(n), ADAMW_UPDATE_BYTES(n, a.master != NULL), "n=%zu", n);
 #ifdef __CUDACC__
     CHECK(elements % ADAMW_VECTOR == 0 && a.first % ADAMW_VECTOR == 0 && (ADAMW_NARROW || !a.master));
-    if (a.master) adamw_launch<ADAMW_WITH_MASTER>(a, elements, spans, count, h, ctx);
-    else adamw_launch<ADAMW_NO_MASTER>(a, elements, spans, count, h, ctx);
+    auto kernel =
+        a.master ? adamw_update_kernel<ADAMW_WITH_MASTER, false> : adamw_update_kernel<ADAMW_NO_MASTER, false>;
+    if (a.updated)
+        kernel = a.master ? adamw_update_kernel<ADAMW_WITH_MASTER, true> : adamw_update_kernel<ADAMW_NO_MASTER, true>;
+    kernel<<<blocks_for(elements, ADAMW_THREADS * ADAMW_VECTOR), ADAMW_THREADS, 0, ctx->stream>>>(
+        a, elements, spans, count, adamw_coefficients(h), (real)(h.lr * h.weight_decay), h.rounding);
+    cudaCheck(cudaGetLastError());
 #else
     AdamWCoefficients c = adamw_coefficients(h);
     size_t blocks = 0, filled = 0;

@@ -10,7 +10,7 @@
 #ifndef LLMC_OPTIM_OPTIMIZER_H
 #define LLMC_OPTIM_OPTIMIZER_H
 
-#include "llmc/device/host_view.h"
+#include "llmc/device/copies.h"
 #include "llmc/dist/grad_sync.h"
 #include "llmc/lamb/room.h"
 #include "llmc/muon/room.h"

@@ -3,7 +3,7 @@
 #define LLMC_RUN_PEAK_H
 
 #include "llmc/base/rng.h"
-#include "llmc/device/host_view.h"
+#include "llmc/device/copies.h"
 #include "llmc/ops/matmul/matmul.h"
 
 #ifdef __CUDACC__

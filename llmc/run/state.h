@@ -7,7 +7,7 @@
 #include "llmc/average/room.h"
 #include "llmc/base/log.h"
 #include "llmc/base/run_lock.h"
-#include "llmc/device/readback.h"
+#include "llmc/device/copies.h"
 #include "llmc/graph/room.h"
 #include "llmc/model/tokenizer_files.h"
 #include "llmc/ops/matmul/matmul.h"

@@ -57,7 +57,7 @@ static __device__ inline void flash_output(float (&o)[CHANNELS / 8][4], const fl
 }
 
 // The softmax of a tile, on the two rows of which this lane has elements: the update of the rung above, where a row is
-// spread over four lanes (llmc/ops/attention/online_softmax.cuh).
+// spread over four lanes (llmc/ops/attention/flash_tiles.cuh).
 static __device__ inline void flash_softmax(float (&s)[KEYS / 8][4], float (&o)[CHANNELS / 8][4], float (&row_max)[2],
                                             float (&row_sum)[2], float scale) {
 #pragma unroll

@@ -6,7 +6,7 @@ static inline void columns_add(real* table, const floatX* dx, EmbeddingRefIndex 
     for (size_t c = 0; c < C; c++) {
         for (size_t r = 0; mode == SET && r < (size_t)i.rows; r++) table[r * C + c] = 0;
         for (int n = 0; n < s->rows; n++) {
-            double keep = dropout.threshold ? embedding_keep_ref(dropout, s, n, (int)c) : 1;
+            double keep = dropout_factor_ref(dropout, s->sequence[n], s->position[n], (int)c);
             if (i.index[n] != i.skipped) table[(size_t)i.index[n] * C + c] += (real)keep * dx[(size_t)n * C + c];
         }
     }

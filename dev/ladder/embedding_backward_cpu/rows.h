@@ -16,7 +16,7 @@ static inline void rung_embedding_backward(EmbeddingGrads d, const floatX* dx, E
         const floatX* row = dx + (size_t)n * C;
         if (dropout.threshold) {
             memcpy(dropped, row, C * sizeof *dropped);
-            embedding_drop(dropped, dropout, in.s, n, 0, sizes.C);
+            dropout_multiply_row(dropped, dropout, n, 0, sizes.C);
             row = dropped;
         }
         if (in.tokens[n] != sizes.padding) rows_add(d.word + (size_t)in.tokens[n] * C, row, C);

@@ -222,8 +222,7 @@ static inline size_t attention_scratch_bytes(int N, int fewest, int most, int T,
 #ifdef __CUDACC__
     return attention_choose(shape, ctx).scratch_bytes(N, fewest, most, T, shape, ctx);
 #else
-    return (void)N, (void)fewest, (void)most, (void)ctx,
-           (size_t)device_threads() * attention_thread_bytes(T, shape.HS, BACKWARD);
+    return (void)N, (void)fewest, (void)most, (void)ctx, (size_t)device_threads() * attention_thread_bytes(T, shape.HS);
 #endif
 }
 
@@ -244,7 +243,7 @@ static inline void attention_forward(floatX* out, real* lse, const floatX* qkv, 
     }
     kernels.forward(out, lse, qkv, s, shape, ctx);
 #else
-    size_t each = attention_thread_bytes(s->max_length, shape.HS, FORWARD);
+    size_t each = attention_thread_bytes(s->max_length, shape.HS);
     char* scratch = (char*)device_scratch(ctx, (size_t)device_threads() * each);
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s->count * shape.NH; item++)
@@ -260,7 +259,7 @@ static inline void attention_backward(floatX* dqkv, const floatX* dout, const fl
 #ifdef __CUDACC__
     attention_choose(shape, ctx).backward(dqkv, dout, qkv, out, lse, s, shape, ctx);
 #else
-    size_t each = attention_thread_bytes(s->max_length, shape.HS, BACKWARD);
+    size_t each = attention_thread_bytes(s->max_length, shape.HS);
     char* scratch = (char*)device_scratch(ctx, (size_t)device_threads() * each);
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s->count * shape.NH; item++)

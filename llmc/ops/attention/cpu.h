@@ -5,7 +5,7 @@
 #ifndef LLMC_OPS_ATTENTION_CPU_H
 #define LLMC_OPS_ATTENTION_CPU_H
 
-#include "llmc/ops/common/vector_math.h"
+#include "llmc/ops/common/product.h"
 
 // The right operand of a matmul, [K, columns], is stored as panels of ATTENTION_PANEL columns:
 // [columns / panel][K][panel]. A tile of the result is ATTENTION_ROWS rows of one panel. It stays in registers: 12 of
@@ -42,28 +42,12 @@ static inline void attention_tile(real* c, size_t c_row, const real* a, size_t a
         for (int j = 0; j < 2; j++) *(AttentionVector*)(c + (size_t)i * c_row + j * ATTENTION_VECTOR) = sum[i][j];
 }
 
-// Panels whose columns are the rows of x: panel[l, j] = x[j, l]. Columns past `rows` become zero.
-static inline void attention_pack_rows(real* panels, const real* x, size_t stride, int rows, int columns) {
-    for (int j0 = 0; j0 < rows; j0 += ATTENTION_PANEL, panels += (size_t)columns * ATTENTION_PANEL) {
-        int n = min_int(ATTENTION_PANEL, rows - j0);
-        if (n < ATTENTION_PANEL) memset(panels, 0, (size_t)columns * ATTENTION_PANEL * sizeof(real));
-        for (int j = 0; j < n; j++) {
-            const real* row = x + (size_t)(j0 + j) * stride;
-            for (int l = 0; l < columns; l++) panels[l * ATTENTION_PANEL + j] = row[l];
-        }
-    }
-}
-
-// Panels whose columns are the columns of x, times `scale`: panel[l, j] = scale * x[l, j].
-static inline void attention_pack_columns(real* panels, const real* x, size_t stride, int rows, int columns,
-                                          real scale) {
-    for (int j0 = 0; j0 < columns; j0 += ATTENTION_PANEL) {
-        int n = min_int(ATTENTION_PANEL, columns - j0);
-        for (int l = 0; l < rows; l++, panels += ATTENTION_PANEL) {
-            for (int j = 0; j < n; j++) panels[j] = scale * x[(size_t)l * stride + (size_t)(j0 + j)];
-            for (int j = n; j < ATTENTION_PANEL; j++) panels[j] = 0;
-        }
-    }
+// The panels of a right operand [K, columns] whose (k, column) is x[column * stride + k * k_stride]. Columns past the
+// last become zero.
+static inline void attention_pack(real* panels, const real* x, size_t stride, size_t k_stride, int columns, int K) {
+    for (int j = 0; j < columns; j += ATTENTION_PANEL, panels += (size_t)K * ATTENTION_PANEL)
+        matmul_pack(panels, ATTENTION_PANEL, x + (size_t)j * stride, stride, k_stride,
+                    min_int(ATTENTION_PANEL, columns - j), K);
 }
 
 // rows [ATTENTION_BLOCK, HS] = scale * x; zeros past the `count` rows that exist.
@@ -105,64 +89,50 @@ static inline real attention_exponentials(real* s, int n, int width, real* sum) 
     return max;
 }
 
-// Sizes of one item's copies in its thread's scratch.
+// One item's copies in its thread's scratch: their sizes and places. The forward pass uses the first six buffers.
 typedef struct {
-    size_t keys;      // T rounded up to whole panels
-    size_t channels;  // HS rounded up to whole panels
-    size_t width;     // of a row of scores: one extra panel, so that tiles may read past the keys, and so that rows
-                      // whose length is a power of two do not map to the same cache sets
-    size_t at;        // reals taken so far
+    size_t keys;                  // T rounded up to whole panels
+    size_t channels;              // HS rounded up to whole panels
+    size_t width;                 // of a row of scores: one extra panel, so that tiles may read past the keys, and so
+                                  // that rows whose length is a power of two do not map to the same cache sets
+    size_t taken;                 // reals of all buffers
+    real* k_rows;                 // K of the head in panels; a column is a key
+    real* columns;                // V, or in the backward pass K / sqrt(HS), in panels; a column is a channel
+    real* q;                      // [BLOCK, HS] queries / sqrt(HS)
+    real* s;                      // [BLOCK, width] scores, then probabilities
+    real* o;                      // [BLOCK, channels] sums
+    real* keep;                   // [width] dropout's factors of one row
+    real *v_rows, *g, *ds;        // as k_rows, q and s: V; dout of the queries; dP, then ds
+    real *q_columns, *g_columns;  // q and g in panels
+    real *dk, *dv;                // [keys + ROWS, channels] sums
 } AttentionScratch;
-
-static inline AttentionScratch attention_scratch(int T, int HS) {
-    AttentionScratch a;
-    a.keys = round_up((size_t)T, ATTENTION_PANEL);
-    a.channels = round_up((size_t)HS, ATTENTION_PANEL);
-    a.width = a.keys + ATTENTION_PANEL;
-    a.at = 0;
-    return a;
-}
 
 // Takes `count` reals, in whole cache lines, from the scratch at `base`. If `base` is NULL it only counts.
 static inline real* attention_take(AttentionScratch* a, real* base, size_t count) {
-    real* p = base ? base + a->at : NULL;
-    a->at += round_up(count, 64 / sizeof(real));
+    real* p = base ? base + a->taken : NULL;
+    a->taken += round_up(count, 64 / sizeof(real));
     return p;
 }
 
-// The buffers of one item.
-typedef struct {
-    real *k_rows, *v_rows;        // K and V of the head in panels; a column is a key
-    real *k_columns, *v_columns;  // panels; a column is a channel
-    real *q, *g;                  // [BLOCK, HS] queries / sqrt(HS) and their dout
-    real *q_columns, *g_columns;  // the same in panels
-    real *s, *ds;                 // [BLOCK, width] scores, then probabilities; dP, then ds
-    real *o, *dk, *dv;            // [BLOCK, channels], [keys + ROWS, channels] sums
-    real* keep;                   // [width] dropout's factors of one row
-} AttentionBuffers;
-
-static inline AttentionBuffers attention_buffers(AttentionScratch* a, real* base, int HS, Direction direction) {
-    AttentionBuffers b;
-    size_t by_key = a->keys * (size_t)HS, by_channel = a->channels * a->keys, block = ATTENTION_BLOCK;
-    memset(&b, 0, sizeof b);
-    b.k_rows = attention_take(a, base, by_key);
-    b.q = attention_take(a, base, block * (size_t)HS);
-    b.s = attention_take(a, base, block * a->width);
-    b.o = attention_take(a, base, block * a->channels);
-    b.keep = attention_take(a, base, a->width);
-    if (direction == FORWARD) {
-        b.v_columns = attention_take(a, base, by_channel);
-        return b;
-    }
-    b.v_rows = attention_take(a, base, by_key);
-    b.k_columns = attention_take(a, base, by_channel);
-    b.g = attention_take(a, base, block * (size_t)HS);
-    b.q_columns = attention_take(a, base, block * a->channels);
-    b.g_columns = attention_take(a, base, block * a->channels);
-    b.ds = attention_take(a, base, block * a->width);
-    b.dk = attention_take(a, base, (a->keys + ATTENTION_ROWS) * a->channels);
-    b.dv = attention_take(a, base, (a->keys + ATTENTION_ROWS) * a->channels);
-    return b;
+static inline AttentionScratch attention_scratch(real* base, int T, int HS) {
+    AttentionScratch a;
+    size_t block = ATTENTION_BLOCK, channels = round_up((size_t)HS, ATTENTION_PANEL);
+    a.keys = round_up((size_t)T, ATTENTION_PANEL), a.channels = channels;
+    a.width = a.keys + ATTENTION_PANEL, a.taken = 0;
+    a.k_rows = attention_take(&a, base, a.keys * (size_t)HS);
+    a.columns = attention_take(&a, base, channels * a.keys);
+    a.q = attention_take(&a, base, block * (size_t)HS);
+    a.s = attention_take(&a, base, block * a.width);
+    a.o = attention_take(&a, base, block * channels);
+    a.keep = attention_take(&a, base, a.width);
+    a.v_rows = attention_take(&a, base, a.keys * (size_t)HS);
+    a.g = attention_take(&a, base, block * (size_t)HS);
+    a.ds = attention_take(&a, base, block * a.width);
+    a.q_columns = attention_take(&a, base, block * channels);
+    a.g_columns = attention_take(&a, base, block * channels);
+    a.dk = attention_take(&a, base, (a.keys + ATTENTION_ROWS) * channels);
+    a.dv = attention_take(&a, base, (a.keys + ATTENTION_ROWS) * channels);
+    return a;
 }
 
 // s [BLOCK, width] = q [BLOCK, HS] times the panels of keys. A group of rows stops at the panel of the last key that it
@@ -218,29 +188,28 @@ static inline void attention_forward_item(floatX* out, real* lse, const floatX* 
     int HS = shape.HS, T = s->cu_seqlens[sequence + 1] - s->cu_seqlens[sequence];
     size_t C = (size_t)shape.NH * (size_t)HS, row = (size_t)s->cu_seqlens[sequence];
     const floatX* base = qkv + row * 3 * C + (size_t)(head * HS);
-    AttentionScratch a = attention_scratch(T, HS);
-    AttentionBuffers b = attention_buffers(&a, item.scratch, HS, FORWARD);
-    attention_pack_rows(b.k_rows, base + C, 3 * C, T, HS);
-    attention_pack_columns(b.v_columns, base + 2 * C, 3 * C, T, HS, 1);
+    AttentionScratch a = attention_scratch(item.scratch, T, HS);
+    attention_pack(a.k_rows, base + C, 3 * C, 1, T, HS);
+    attention_pack(a.columns, base + 2 * C, 1, 3 * C, HS, T);
     for (int q0 = 0; q0 < T; q0 += ATTENTION_BLOCK) {
         int count = min_int(ATTENTION_BLOCK, T - q0), limit[ATTENTION_GROUPS];
         real sums[ATTENTION_BLOCK];
         attention_limits(limit, shape.mask, q0, T);
-        attention_copy_rows(b.q, base + (size_t)q0 * 3 * C, 3 * C, count, HS, (real)(1 / sqrt((double)HS)));
-        attention_scores(b.s, b.q, b.k_rows, limit, &a, HS);
+        attention_copy_rows(a.q, base + (size_t)q0 * 3 * C, 3 * C, count, HS, (real)(1 / sqrt((double)HS)));
+        attention_scores(a.s, a.q, a.k_rows, limit, &a, HS);
         for (int i = 0; i < count; i++) {
-            real* p = b.s + (size_t)i * a.width;
+            real* p = a.s + (size_t)i * a.width;
             int n = attention_visible(shape.mask, q0 + i, T);
             real max = attention_exponentials(p, n, (int)a.width, &sums[i]);
             lse[(size_t)head * (size_t)s->rows + row + (size_t)(q0 + i)] = (real)((double)max + log((double)sums[i]));
             if (!shape.dropout.threshold) continue;
-            attention_dropout_factors(b.keep, shape.dropout, sequences_number(s, sequence), head, q0 + i, n);
-            for (int k = 0; k < n; k++) p[k] *= b.keep[k];
+            attention_dropout_factors(a.keep, shape.dropout, sequences_number(s, sequence), head, q0 + i, n);
+            for (int k = 0; k < n; k++) p[k] *= a.keep[k];
         }
-        attention_weighted_sum(b.o, b.s, b.v_columns, (size_t)T, limit, &a);
+        attention_weighted_sum(a.o, a.s, a.columns, (size_t)T, limit, &a);
         for (int i = 0; i < count; i++) {
             floatX* o = out + (row + (size_t)(q0 + i)) * C + (size_t)(head * HS);
-            for (int l = 0; l < HS; l++) o[l] = b.o[(size_t)i * a.channels + (size_t)l] / sums[i];
+            for (int l = 0; l < HS; l++) o[l] = a.o[(size_t)i * a.channels + (size_t)l] / sums[i];
         }
     }
 }
@@ -267,53 +236,51 @@ static inline void attention_backward_item(floatX* dqkv, const floatX* dout, con
     const floatX* base = qkv + row * 3 * C + channel;
     floatX* dbase = dqkv + row * 3 * C + channel;
     real factor = (real)(1 / sqrt((double)HS));
-    AttentionScratch a = attention_scratch(T, HS);
-    AttentionBuffers b = attention_buffers(&a, item.scratch, HS, BACKWARD);
-    attention_pack_rows(b.k_rows, base + C, 3 * C, T, HS);
-    attention_pack_rows(b.v_rows, base + 2 * C, 3 * C, T, HS);
-    attention_pack_columns(b.k_columns, base + C, 3 * C, T, HS, factor);
-    memset(b.dk, 0, (a.keys + ATTENTION_ROWS) * a.channels * sizeof(real));
-    memset(b.dv, 0, (a.keys + ATTENTION_ROWS) * a.channels * sizeof(real));
-    for (size_t k = 0; k < a.width; k++) b.keep[k] = 1;
+    AttentionScratch a = attention_scratch(item.scratch, T, HS);
+    attention_pack(a.k_rows, base + C, 3 * C, 1, T, HS);
+    attention_pack(a.v_rows, base + 2 * C, 3 * C, 1, T, HS);
+    attention_pack(a.columns, base + C, 1, 3 * C, HS, T);
+    for (size_t i = 0; i < a.channels * (size_t)T; i++) a.columns[i] *= factor;
+    memset(a.dk, 0, (a.keys + ATTENTION_ROWS) * a.channels * sizeof(real));
+    memset(a.dv, 0, (a.keys + ATTENTION_ROWS) * a.channels * sizeof(real));
+    for (size_t k = 0; k < a.width; k++) a.keep[k] = 1;
     for (int q0 = 0; q0 < T; q0 += ATTENTION_BLOCK) {
         int count = min_int(ATTENTION_BLOCK, T - q0), limit[ATTENTION_GROUPS];
         int visible = attention_visible(shape.mask, q0 + count - 1, T);
         const floatX* g = dout + (row + (size_t)q0) * C + channel;
         attention_limits(limit, shape.mask, q0, T);
-        attention_copy_rows(b.q, base + (size_t)q0 * 3 * C, 3 * C, count, HS, factor);
-        attention_copy_rows(b.g, g, C, count, HS, 1);
-        attention_pack_columns(b.q_columns, b.q, (size_t)HS, count, HS, 1);
-        attention_pack_columns(b.g_columns, b.g, (size_t)HS, count, HS, 1);
-        attention_scores(b.s, b.q, b.k_rows, limit, &a, HS);
-        attention_scores(b.ds, b.g, b.v_rows, limit, &a, HS);
+        attention_copy_rows(a.q, base + (size_t)q0 * 3 * C, 3 * C, count, HS, factor);
+        attention_copy_rows(a.g, g, C, count, HS, 1);
+        attention_pack(a.q_columns, a.q, 1, (size_t)HS, HS, count);
+        attention_pack(a.g_columns, a.g, 1, (size_t)HS, HS, count);
+        attention_scores(a.s, a.q, a.k_rows, limit, &a, HS);
+        attention_scores(a.ds, a.g, a.v_rows, limit, &a, HS);
         for (int i = 0; i < count; i++) {
             const floatX* o = out + (row + (size_t)(q0 + i)) * C + channel;
             int n = attention_visible(shape.mask, q0 + i, T);
             double delta = 0;
-            for (int l = 0; l < HS; l++) delta += (double)b.g[i * HS + l] * (double)o[l];
+            for (int l = 0; l < HS; l++) delta += (double)a.g[i * HS + l] * (double)o[l];
             if (shape.dropout.threshold)
-                attention_dropout_factors(b.keep, shape.dropout, sequences_number(s, sequence), head, q0 + i, n);
-            attention_backward_row(b.s + (size_t)i * a.width, b.ds + (size_t)i * a.width, b.keep,
+                attention_dropout_factors(a.keep, shape.dropout, sequences_number(s, sequence), head, q0 + i, n);
+            attention_backward_row(a.s + (size_t)i * a.width, a.ds + (size_t)i * a.width, a.keep,
                                    lse[(size_t)head * (size_t)s->rows + row + (size_t)(q0 + i)], (real)delta, n,
                                    (int)a.width);
         }
-        attention_weighted_sum(b.o, b.ds, b.k_columns, (size_t)T, limit, &a);
-        attention_add_transposed(b.dv, b.s, b.g_columns, q0, count, visible, shape.mask, &a);
-        attention_add_transposed(b.dk, b.ds, b.q_columns, q0, count, visible, shape.mask, &a);
+        attention_weighted_sum(a.o, a.ds, a.columns, (size_t)T, limit, &a);
+        attention_add_transposed(a.dv, a.s, a.g_columns, q0, count, visible, shape.mask, &a);
+        attention_add_transposed(a.dk, a.ds, a.q_columns, q0, count, visible, shape.mask, &a);
         for (int i = 0; i < count; i++)
-            memcpy(dbase + (size_t)(q0 + i) * 3 * C, b.o + (size_t)i * a.channels, (size_t)HS * sizeof(real));
+            memcpy(dbase + (size_t)(q0 + i) * 3 * C, a.o + (size_t)i * a.channels, (size_t)HS * sizeof(real));
     }
     for (int k = 0; k < T; k++) {
-        memcpy(dbase + (size_t)k * 3 * C + C, b.dk + (size_t)k * a.channels, (size_t)HS * sizeof(real));
-        memcpy(dbase + (size_t)k * 3 * C + 2 * C, b.dv + (size_t)k * a.channels, (size_t)HS * sizeof(real));
+        memcpy(dbase + (size_t)k * 3 * C + C, a.dk + (size_t)k * a.channels, (size_t)HS * sizeof(real));
+        memcpy(dbase + (size_t)k * 3 * C + 2 * C, a.dv + (size_t)k * a.channels, (size_t)HS * sizeof(real));
     }
 }
 
 // Scratch of one thread.
-static inline size_t attention_thread_bytes(int T, int HS, Direction direction) {
-    AttentionScratch a = attention_scratch(T, HS);
-    attention_buffers(&a, NULL, HS, direction);
-    return a.at * sizeof(real);
+static inline size_t attention_thread_bytes(int T, int HS) {
+    return attention_scratch(NULL, T, HS).taken * sizeof(real);
 }
 
 // Item `index` on this thread; each thread has `each` bytes of scratch.

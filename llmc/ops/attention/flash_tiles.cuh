@@ -5,14 +5,14 @@
  * tiles of 64 rows of the other operand. Probabilities stay in registers.
  * Loading: 16-byte copies, asynchronous from sm_80 on; the next tile is loaded while the current one is used. Head
  * sizes below the tile's 64 or 128 channels are padded with zeros, and so are rows past a sequence's end.
- * Numerics: matmuls read floatX and accumulate in fp32. The softmax is fp32 (online_softmax.cuh). P and ds are rounded
- * to floatX for the matmuls that read them.
+ * Numerics: matmuls read floatX and accumulate in fp32. The softmax is fp32. P and ds are rounded to floatX for the
+ * matmuls that read them.
  * Source: Dao, "FlashAttention-2", arXiv 2307.08691. */
 #ifndef LLMC_OPS_ATTENTION_FLASH_TILES_CUH
 #define LLMC_OPS_ATTENTION_FLASH_TILES_CUH
 
+#include "llmc/device/ptx/mma.cuh"
 #include "llmc/ops/attention/dropout.cuh"
-#include "llmc/ops/attention/online_softmax.cuh"
 
 enum {
     FLASH_WARPS = 4,
@@ -177,6 +177,54 @@ __device__ inline void flash_store(floatX* x, size_t stride, int exist, int HS, 
         int4 v = ld_shared_v4(flash_address<D>(tile, r, piece));
         if (r < exist && piece * 8 < HS) *(int4*)(x + (size_t)r * stride + piece * 8) = v;
     }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Online softmax: a row of scores is processed tile by tile, with a running maximum and a running sum of exponentials
+// relative to it. The scores are fragments of mma.sync or wgmma.
+//
+//   new_max = max(row_max, max over the tile of s)
+//   rescale = exp(row_max - new_max)                     the factor for earlier sums
+//   s       = exp(s - new_max)
+//   row_sum = row_sum * rescale + sum over the tile of s
+//
+// Four adjacent lanes hold a row of a fragment; c[n][2 half] and c[n][2 half + 1] are elements of row g + 8 half
+// (ptx/mma.cuh). row_sum covers this lane's columns only: quad_sum() adds the four lanes' sums at the end.
+// Numerics: fp32, with base-2 exponentials. Scores are multiplied by `scale`, log2(e) / sqrt(HS), and 2^x is the
+// hardware's ex2 (relative error 2^-22, far below floatX's rounding).
+// Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867.
+#define LOG2_E 1.44269504f
+
+// Over the four lanes of a row.
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+
+// The maximum of `max` and the row's scores.
+template <int COLUMNS> __device__ __forceinline__ float row_max_of(const float (&s)[COLUMNS][4], int half, float max) {
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n++) max = fmaxf(max, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+    return quad_max(max);
+}
+
+// s = 2^(s * scale - shift) for the row. Returns the sum of this lane's elements.
+template <int COLUMNS>
+__device__ __forceinline__ float row_exp2(float (&s)[COLUMNS][4], int half, float scale, float shift) {
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n++)
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; i++) {
+            s[n][i] = ex2_approx(fmaf(s[n][i], scale, -shift));
+            sum += s[n][i];
+        }
+    return sum;
 }
 
 // ---------------------------------------------------------------------------------------------------------

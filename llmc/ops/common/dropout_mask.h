@@ -79,5 +79,17 @@ static inline void dropout_factors(real* factor, Dropout dropout, int sequence, 
     for (int i = 0; i < DROPOUT_TILE; i++) factor[i] = bits[i] >= dropout.threshold ? (real)dropout.scale : 0;
 }
 
+// Multiply channels c .. c + count - 1 of row n, which are at x, by their mask. c is a multiple of 4.
+static inline void dropout_multiply_row(real* x, Dropout dropout, int n, int c, int count) {
+    const Sequences* s = dropout.sequences;
+    for (int start = 0; start < count; start += DROPOUT_TILE) {
+        real factor[DROPOUT_TILE];
+        int width = min_int(DROPOUT_TILE, count - start);
+        dropout_factors(factor, dropout, s->sequence[n], s->position[n], c + start);
+#pragma omp simd
+        for (int i = 0; i < width; i++) x[start + i] *= factor[i];
+    }
+}
+
 #endif
 #endif

@@ -1,5 +1,5 @@
 /* The CPU's GEMM, used by matmul and Muon: packed and register-blocked, after Goto and van de Geijn, "Anatomy of
- * high-performance matrix multiplication", ACM TOMS 34 (2008). With USE_BLAS a CBLAS library is used instead. */
+ * high-performance matrix multiplication", ACM TOMS 34 (2008). */
 #ifndef LLMC_OPS_COMMON_PRODUCT_H
 #define LLMC_OPS_COMMON_PRODUCT_H
 
@@ -9,9 +9,6 @@
 #ifndef __CUDACC__
 #ifdef __AVX__
 #include <immintrin.h>
-#endif
-#ifdef USE_BLAS
-#include <cblas.h>
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
@@ -123,43 +120,6 @@ static inline int product_block(int size, int limit, int multiple) {
     int count = (size + limit - 1) / limit;
     return (int)round_up((size_t)((size + count - 1) / count), (size_t)multiple);
 }
-
-#ifdef USE_BLAS
-
-// CBLAS allocates its own memory.
-static inline size_t product_scratch_bytes(int N, int K, int block_rows, int block_cols, int tasks_share_b) {
-    return (void)N, (void)K, (void)block_rows, (void)block_cols, (void)tasks_share_b, 0;
-}
-
-static inline void product_run(const Product* p, Context* ctx) {
-    (void)ctx;
-    int swapped = p->c_col != 1 || p->bias;  // CBLAS needs a row-major result: if c_row is 1, C^T = B^T A^T
-    const floatX *a = swapped ? p->b : p->a, *b = swapped ? p->a : p->b;
-    size_t a_row = swapped ? p->b_col : p->a_row, a_k = swapped ? p->b_k : p->a_k;
-    size_t b_k = swapped ? p->a_k : p->b_k, b_col = swapped ? p->a_row : p->b_col;
-    int M = swapped ? p->N : p->M, N = swapped ? p->M : p->N;
-#ifdef REAL_DOUBLE
-#define CBLAS_GEMM cblas_dgemm
-#else
-#define CBLAS_GEMM cblas_sgemm
-#endif
-    CBLAS_GEMM(CblasRowMajor, a_k == 1 ? CblasNoTrans : CblasTrans, b_col == 1 ? CblasNoTrans : CblasTrans, M, N, p->K,
-               1, a, max_int((int)(a_k == 1 ? a_row : a_k), a_k == 1 ? p->K : M), b,
-               max_int((int)(b_col == 1 ? b_k : b_col), b_col == 1 ? N : p->K), p->mode == ADD, p->c,
-               max_int((int)(swapped ? p->c_col : p->c_row), N));
-    const floatX* bias = p->bias;
-    if (!bias && !p->activated && !p->pre) return;
-#pragma omp parallel for schedule(static)
-    for (int m = 0; m < M; m++) {
-        size_t at = (size_t)m * (swapped ? p->c_col : p->c_row);
-        for (int n = 0; n < N && bias; n++) p->c[at + (size_t)n] += bias[n];
-        for (int n = 0; n < N && p->pre; n++) p->c[at + (size_t)n] *= gelu_derivative(p->pre[at + (size_t)n], p->kind);
-        for (int n = 0; n < N && p->activated; n++)
-            p->activated[at + (size_t)n] = gelu_value(p->c[at + (size_t)n], p->kind);
-    }
-}
-
-#else
 
 // to[k * width + i] = from[i * stride + k * k_stride] for i < count, 0 for count <= i < width. A tile reads `to`
 // sequentially.
@@ -354,8 +314,6 @@ static inline void product_run(const Product* p, Context* ctx) {
                          t % n_tasks * p->block_cols);
     }
 }
-
-#endif
 
 #endif
 #endif

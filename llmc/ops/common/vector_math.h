@@ -40,21 +40,12 @@ HOST_DEVICE static inline float erfc_exponent(float a) {
 
 #endif
 
-#if defined(REAL_DOUBLE)
+#if defined(REAL_DOUBLE) || defined(__CUDACC__)  // in CUDA these functions are overloaded for float
 
 HOST_DEVICE static inline real real_exp(real x) { return exp(x); }
-HOST_DEVICE static inline real real_expm1(real x) { return expm1(x); }
 HOST_DEVICE static inline real real_tanh(real x) { return tanh(x); }
 HOST_DEVICE static inline real real_sech2(real x) { return 1 / (cosh(x) * cosh(x)); }
 HOST_DEVICE static inline real real_erf(real x) { return erf(x); }
-
-#elif defined(__CUDACC__)
-
-HOST_DEVICE static inline real real_exp(real x) { return expf(x); }
-HOST_DEVICE static inline real real_expm1(real x) { return expm1f(x); }
-HOST_DEVICE static inline real real_tanh(real x) { return tanhf(x); }
-HOST_DEVICE static inline real real_sech2(real x) { return 1 / (coshf(x) * coshf(x)); }
-HOST_DEVICE static inline real real_erf(real x) { return erff(x); }
 
 #else
 
@@ -116,8 +107,6 @@ static inline float real_exp(float x) {
     int32_t half = parts.n >> 1;  // 2^n in two factors: n may be 128 or -150, where 2^n is not a float
     return (1.0f + parts.q) * exp2_int(half) * exp2_int(parts.n - half);
 }
-
-static inline float real_expm1(float x) { return expm1f(x); }
 
 static inline float real_tanh(float x) {
     float a = min_or_nan(fabsf(x), 40.0f);  // tanh rounds to 1 well below this

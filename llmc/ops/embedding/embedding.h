@@ -16,8 +16,8 @@
 #ifndef LLMC_OPS_EMBEDDING_EMBEDDING_H
 #define LLMC_OPS_EMBEDDING_EMBEDDING_H
 
-#include "llmc/base/rng.h"
 #include "llmc/device/scope.h"
+#include "llmc/ops/common/dropout_mask.h"
 
 // The tables.
 typedef struct {
@@ -59,13 +59,6 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------
 // References
 
-// Dropout's factor for channel c of row n.
-static inline double embedding_keep_ref(Dropout dropout, const Sequences* s, int n, int c) {
-    Philox r =
-        dropout_bits_hidden(dropout, (uint32_t)(s->first + s->sequence[n]), (uint32_t)s->position[n], (uint32_t)c / 4);
-    return r.v[c % 4] >= dropout.threshold ? (double)dropout.scale : 0;
-}
-
 // The tables in full precision; type may be NULL.
 typedef struct {
     const real *word, *position, *type;
@@ -84,7 +77,8 @@ static inline void embedding_forward_ref(real* x, EmbeddingInputs in, EmbeddingR
             double sum = (double)e.word[(size_t)in.tokens[n] * (size_t)C + (size_t)c] +
                          (double)e.position[(size_t)s->position[n] * (size_t)C + (size_t)c];
             if (e.type) sum += (double)e.type[(size_t)in.types[n] * (size_t)C + (size_t)c];
-            x[(size_t)n * (size_t)C + (size_t)c] = (real)(sum * embedding_keep_ref(dropout, s, n, c));
+            x[(size_t)n * (size_t)C + (size_t)c] =
+                (real)(sum * dropout_factor_ref(dropout, s->sequence[n], s->position[n], c));
         }
 }
 
@@ -96,7 +90,8 @@ static inline void embedding_backward_ref(real* table, const real* dx, Embedding
     for (int n = 0; n < s->rows; n++)
         for (int c = 0; c < C && i.index[n] != i.skipped; c++)
             sums[(size_t)i.index[n] * (size_t)C + (size_t)c] +=
-                (double)dx[(size_t)n * (size_t)C + (size_t)c] * embedding_keep_ref(dropout, s, n, c);
+                (double)dx[(size_t)n * (size_t)C + (size_t)c] *
+                dropout_factor_ref(dropout, s->sequence[n], s->position[n], c);
     for (size_t k = 0; k < size; k++) table[k] = (real)(sums[k] + (mode == ADD ? (double)table[k] : 0));
     free(sums);
 }
@@ -116,16 +111,6 @@ static inline size_t embedding_scratch_bytes(int N, int sequences, int T, Embedd
 // Adjacent rows of the position table per thread, so that it reads adjacent rows of dx; and the channels that dropout
 // processes at once, a multiple of four.
 enum { EMBEDDING_POSITIONS = 64, EMBEDDING_CHANNELS = 1024 };
-
-// x[c] *= keep for the channels from .. to - 1 of row n. x points to channel `from`, a multiple of four.
-static inline void embedding_drop(real* x, Dropout dropout, const Sequences* s, int n, int from, int to) {
-    for (int c = from; c < to; c += 4) {
-        Philox r = dropout_bits_hidden(dropout, (uint32_t)(s->first + s->sequence[n]), (uint32_t)s->position[n],
-                                       (uint32_t)c / 4);
-        for (int i = 0; i < min_int(4, to - c); i++)
-            x[c - from + i] *= r.v[i] >= dropout.threshold ? (real)dropout.scale : 0;
-    }
-}
 
 // y = the sum of row n's vectors.
 static inline void embedding_row(floatX* y, EmbeddingInputs in, Embeddings e, int n, int C) {
@@ -172,7 +157,7 @@ static inline void embedding_backward_launch(EmbeddingGrads d, const floatX* dx,
                 const real* g = dx + (size_t)n * (size_t)C + (size_t)from;
                 if (dropout.threshold) {
                     memcpy(kept, g, (size_t)count * sizeof *kept);
-                    embedding_drop(kept, dropout, s, n, from, from + count);
+                    dropout_multiply_row(kept, dropout, n, from, count);
                     g = kept;
                 }
                 if (has_word) embedding_add(d.word + (size_t)tokens[n] * (size_t)C + from, g, count);
@@ -199,14 +184,14 @@ static inline void embedding_forward(floatX* x, EmbeddingInputs in, Embeddings e
     if (vectors) kernel = dropped ? embedding_forward_kernel<W, 1> : embedding_forward_kernel<W, 0>;
     else if (dropped) kernel = embedding_forward_kernel<1, 1>;
     kernel<<<blocks_for((size_t)N, EMBEDDING_THREADS / WARP), EMBEDDING_THREADS, 0, ctx->stream>>>(
-        x, in.tokens, in.types, e, in.s->position, N, C, embedding_dropout_rows(in.s, dropout));
+        x, in.tokens, in.types, e, in.s->position, N, C, dropout_rows(dropout));
     cudaCheck(cudaGetLastError());
 #else
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* y = x + (size_t)n * (size_t)C;
         embedding_row(y, in, e, n, C);
-        if (dropout.threshold) embedding_drop(y, dropout, in.s, n, 0, C);
+        if (dropout.threshold) dropout_multiply_row(y, dropout, n, 0, C);
     }
 #endif
     scope_close(&scope);

@@ -50,12 +50,6 @@ __global__ void __launch_bounds__(EMBEDDING_THREADS)
     }
 }
 
-// The arguments of kernels with dropout.
-static inline DropoutRows embedding_dropout_rows(const Sequences* s, Dropout dropout) {
-    DropoutRows rows = {.dropout = dropout, .sequence = s->sequence, .position = s->position, .first = s->first};
-    return rows;
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // Backward
 
@@ -416,8 +410,8 @@ COMPILED_IF_CALLED static inline void embedding_backward_launch(EmbeddingGrads d
     if (vectors) kernel = dropped ? embedding_backward_kernel<W, 1> : embedding_backward_kernel<W, 0>;
     else if (dropped) kernel = embedding_backward_kernel<1, 1>;
     size_t shared = (size_t)summed.count * WARP * (size_t)(vectors ? W : 1) * sizeof(float);
-    kernel<<<dim3(z.blocks, z.slices), WARP, shared, ctx->stream>>>(
-        positions, words, sorted_types, summed, memory, arrivals.p, dx, C, embedding_dropout_rows(s, dropout));
+    kernel<<<dim3(z.blocks, z.slices), WARP, shared, ctx->stream>>>(positions, words, sorted_types, summed, memory,
+                                                                    arrivals.p, dx, C, dropout_rows(dropout));
     cudaCheck(cudaGetLastError());
 }
 

@@ -5,8 +5,8 @@
  * placed after all keys with a smaller digit, and after the keys with the same digit in earlier tiles, in earlier warps
  * of its tile, and earlier in its own warp. The next pass needs to know how many keys of each tile have each digit.
  * These are counted while the keys are moved, so a pass is one launch. 65,536 rows and 50,257 tokens: three launches,
- * about 1.5 MB of traffic, latency-bound. Each block reads the counts of all tiles, so long lists get large tiles. All
- * arithmetic is on integers, so the result does not depend on the order of execution. */
+ * about 1.5 MB of traffic, latency-bound. All arithmetic is on integers, so the result does not depend on the order of
+ * execution. */
 #ifndef LLMC_OPS_EMBEDDING_SORT_CUH
 #define LLMC_OPS_EMBEDDING_SORT_CUH
 
@@ -18,9 +18,8 @@ enum {
     SORT_DIGIT_BITS = 8,
     SORT_DIGITS = 1 << SORT_DIGIT_BITS,
     SORT_WARPS = 8,
-    SORT_LONG_WARPS = 32,  // of lists of at least SORT_LONG rows
-    SORT_LONG = 1 << 18,
-    SORT_KEYS = 8,  // per thread
+    SORT_KEYS = 8,                              // per thread
+    SORT_TILE = SORT_WARPS * WARP * SORT_KEYS,  // keys of a tile
     SORT_RANKED = 4096
 };
 
@@ -34,9 +33,6 @@ typedef struct {
     unsigned* p;
     size_t n;
 } SortCounters;
-
-// Keys of a tile.
-HOST_DEVICE constexpr int embedding_sort_tile(int warps) { return warps * WARP * SORT_KEYS; }
 
 template <typename T> __device__ inline void embedding_sort_zero(T* p, size_t n) {
     for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) p[i] = 0;
@@ -60,18 +56,17 @@ __global__ void __launch_bounds__(SORT_WARPS* WARP)
 
 // One block per tile. counts [tiles, SORT_DIGITS]: how many keys of the tile have each value of the lowest digit. later
 // [n] is zeroed.
-template <int WARPS>
-__global__ void __launch_bounds__(WARPS* WARP)
+__global__ void __launch_bounds__(SORT_WARPS* WARP)
     embedding_sort_count_kernel(int* counts, int* later, size_t n, SortCounters zeroed, const int* keys, int N) {
     __shared__ int count[SORT_DIGITS];
-    int begin = blockIdx.x * embedding_sort_tile(WARPS), end = min(N, begin + embedding_sort_tile(WARPS));
+    int begin = blockIdx.x * SORT_TILE, end = min(N, begin + SORT_TILE);
     embedding_sort_zero(later, n);
     embedding_sort_zero(zeroed.p, zeroed.n);
     if (threadIdx.x < SORT_DIGITS) count[threadIdx.x] = 0;
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < SORT_KEYS; k++) {
-        int i = begin + k * WARPS * WARP + threadIdx.x;
+        int i = begin + k * SORT_WARPS * WARP + threadIdx.x;
         if (i < end) atomicAdd(&count[keys[i] & (SORT_DIGITS - 1)], 1);
     }
     __syncthreads();
@@ -80,11 +75,10 @@ __global__ void __launch_bounds__(WARPS* WARP)
 
 // One block per tile. A warp takes SORT_KEYS * WARP consecutive keys, WARP at a time. rows NULL: numbers 0 .. N - 1.
 // next_counts: those of the next pass, NULL in the last.
-template <int WARPS>
-__global__ void __launch_bounds__(WARPS* WARP)
+__global__ void __launch_bounds__(SORT_WARPS* WARP)
     embedding_sort_scatter_kernel(SortedRows sorted, int* next_counts, const int* counts, const int* keys,
                                   const int* rows, int N, int shift) {
-    constexpr int TILE = embedding_sort_tile(WARPS), PARTS = WARPS * WARP / SORT_DIGITS;
+    constexpr int WARPS = SORT_WARPS, TILE = SORT_TILE, PARTS = WARPS * WARP / SORT_DIGITS;
     static_assert(PARTS * SORT_DIGITS == WARPS * WARP, "PARTS threads share a digit");
     // First the number of this warp's keys with this digit so far, then where its next one goes.
     __shared__ int count[WARPS][SORT_DIGITS];
@@ -170,46 +164,37 @@ static inline int embedding_sort_passes(int entries) {
 }
 
 static inline size_t embedding_sort_bytes(int entries, int N) {
-    size_t counts = (size_t)blocks_for((size_t)N, embedding_sort_tile(SORT_WARPS)) * SORT_DIGITS;
+    size_t counts = (size_t)blocks_for((size_t)N, SORT_TILE) * SORT_DIGITS;
     return (4 * (size_t)N + (size_t)embedding_sort_passes(entries) * counts) * sizeof(int);
-}
-
-// embedding_sort() by radix.
-template <int WARPS>
-static inline SortedRows embedding_sort_radix(int* memory, SortCounters zeroed, const int* index, int entries, int N,
-                                              Context* ctx) {
-    int *counts = memory + 4 * (size_t)N, passes = embedding_sort_passes(entries);
-    unsigned tiles = blocks_for((size_t)N, embedding_sort_tile(WARPS));
-    size_t size = (size_t)tiles * SORT_DIGITS;
-    SortedRows from = {NULL, NULL}, to = {.index = memory, .row = memory + N},
-               other = {.index = memory + 2 * (size_t)N, .row = memory + 3 * (size_t)N};
-    embedding_sort_count_kernel<WARPS>
-        <<<tiles, WARPS * WARP, 0, ctx->stream>>>(counts, counts + size, (size_t)(passes - 1) * size, zeroed, index, N);
-    for (int pass = 0; pass < passes; pass++, counts += size) {
-        if (pass > 0) {
-            from = to;
-            to = other;
-            other = from;
-        }
-        embedding_sort_scatter_kernel<WARPS><<<tiles, WARPS * WARP, 0, ctx->stream>>>(
-            to, pass + 1 < passes ? counts + size : NULL, counts, pass > 0 ? from.index : index,
-            pass > 0 ? from.row : NULL, N, pass * SORT_DIGIT_BITS);
-    }
-    cudaCheck(cudaGetLastError());
-    return to;
 }
 
 // Sort the rows 0 .. N - 1 by their index [N], which is below `entries`. The result is in `scratch`, of
 // embedding_sort_bytes(entries, N).
 static inline SortedRows embedding_sort(void* scratch, SortCounters zeroed, const int* index, int entries, int N,
                                         Context* ctx) {
-    int* memory = (int*)scratch;
-    SortedRows to = {.index = memory, .row = memory + N};
-    if (N > SORT_RANKED)
-        return N < SORT_LONG ? embedding_sort_radix<SORT_WARPS>(memory, zeroed, index, entries, N, ctx)
-                             : embedding_sort_radix<SORT_LONG_WARPS>(memory, zeroed, index, entries, N, ctx);
-    embedding_sort_rank_kernel<<<blocks_for((size_t)N, SORT_WARPS), SORT_WARPS * WARP, 0, ctx->stream>>>(to, zeroed,
-                                                                                                         index, N);
+    int *memory = (int*)scratch, *counts = memory + 4 * (size_t)N, passes = embedding_sort_passes(entries);
+    SortedRows from = {NULL, NULL}, to = {.index = memory, .row = memory + N},
+               other = {.index = memory + 2 * (size_t)N, .row = memory + 3 * (size_t)N};
+    if (N <= SORT_RANKED) {
+        embedding_sort_rank_kernel<<<blocks_for((size_t)N, SORT_WARPS), SORT_WARPS * WARP, 0, ctx->stream>>>(to, zeroed,
+                                                                                                             index, N);
+        cudaCheck(cudaGetLastError());
+        return to;
+    }
+    unsigned tiles = blocks_for((size_t)N, SORT_TILE);
+    size_t size = (size_t)tiles * SORT_DIGITS;
+    embedding_sort_count_kernel<<<tiles, SORT_WARPS * WARP, 0, ctx->stream>>>(
+        counts, counts + size, (size_t)(passes - 1) * size, zeroed, index, N);
+    for (int pass = 0; pass < passes; pass++, counts += size) {
+        if (pass > 0) {
+            from = to;
+            to = other;
+            other = from;
+        }
+        embedding_sort_scatter_kernel<<<tiles, SORT_WARPS * WARP, 0, ctx->stream>>>(
+            to, pass + 1 < passes ? counts + size : NULL, counts, pass > 0 ? from.index : index,
+            pass > 0 ? from.row : NULL, N, pass * SORT_DIGIT_BITS);
+    }
     cudaCheck(cudaGetLastError());
     return to;
 }

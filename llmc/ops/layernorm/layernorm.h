@@ -200,15 +200,9 @@ static inline void layernorm_row(floatX* y, real* mean, real* rstd, const floatX
 
 // r = x + dropout(r) of row n.
 static inline void residual_row(floatX* r, const floatX* x, int n, int C, Dropout dropout) {
-    real factor[DROPOUT_TILE];
-    for (int i = 0; i < DROPOUT_TILE; i++) factor[i] = 1;
-    for (int start = 0; start < C; start += DROPOUT_TILE) {
-        if (dropout.threshold)
-            dropout_factors(factor, dropout, dropout.sequences->sequence[n], dropout.sequences->position[n], start);
-        int width = min_int(DROPOUT_TILE, C - start);
+    if (dropout.threshold) dropout_multiply_row(r, dropout, n, 0, C);
 #pragma omp simd
-        for (int i = 0; i < width; i++) r[start + i] = x[start + i] + r[start + i] * factor[i];
-    }
+    for (int c = 0; c < C; c++) r[c] += x[c];
 }
 
 // dx of row n, whose output gradient is dy; adds the row's part of the weight and bias gradients to dw and db.
@@ -243,22 +237,12 @@ static inline void layernorm_backward_row(floatX* dx, real* dw, real* db, const 
     }
 }
 
-// out [C] = dropout'(dy) of row n.
-static inline void layernorm_dropped_row(floatX* out, const floatX* dy, int n, int C, Dropout dropout) {
-    for (int start = 0; start < C; start += DROPOUT_TILE) {
-        real factor[DROPOUT_TILE];
-        int width = min_int(DROPOUT_TILE, C - start);
-        dropout_factors(factor, dropout, dropout.sequences->sequence[n], dropout.sequences->position[n], start);
-#pragma omp simd
-        for (int i = 0; i < width; i++) out[start + i] = dy[start + i] * factor[i];
-    }
-}
-
 // Adds row n to dbias; with dropout it also writes the row's dbranch.
 static inline void residual_gradient_row(real* dbias, floatX* dbranch, const floatX* dx, int n, int C,
                                          Dropout dropout) {
     if (dropout.threshold) {
-        layernorm_dropped_row(dbranch, dx, n, C, dropout);
+        memcpy(dbranch, dx, (size_t)C * sizeof *dbranch);
+        dropout_multiply_row(dbranch, dropout, n, 0, C);
         dx = dbranch;
     }
 #pragma omp simd

@@ -14,13 +14,6 @@ static __global__ void matmul_bias_kernel(floatX* y, const floatX* b, size_t n, 
     if (i < n) y[i] = from_float<floatX>(to_float(y[i]) + to_float(b[i % (size_t)OC]));
 }
 
-// y [N, OC] += b
-static inline void matmul_add_bias(floatX* y, const floatX* b, int N, int OC, Context* ctx) {
-    size_t n = (size_t)N * (size_t)OC;
-    matmul_bias_kernel<<<blocks_for(n, 256), 256, 0, ctx->stream>>>(y, b, n, OC);
-    cudaCheck(cudaGetLastError());
-}
-
 // Column sums of dy [N, OC]. The kernel can first compute dy from a GEMM's result and GELU's derivative. The division
 // of rows among blocks depends only on the shape, so the sums have the same bits on every GPU.
 enum { BIAS_WARPS = 16, BIAS_BLOCKS = 256 };  // two blocks on each of an H200's 132 multiprocessors

@@ -130,9 +130,7 @@ static inline size_t matmul_scratch_bytes(int N, int IC, int OC) {
 
 // Computes y = x w^T as y^T = w x^T. Only x, the smaller operand, is packed once for all tasks.
 static inline Product product_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC) {
-    Product r;
-    memset(&r, 0, sizeof r);
-    r.M = OC, r.N = N, r.K = IC;
+    Product r = {.M = OC, .N = N, .K = IC};
     r.c = y, r.c_row = 1, r.c_col = (size_t)OC;
     r.a = p.w, r.a_row = (size_t)IC, r.a_k = 1;
     r.b = x, r.b_k = 1, r.b_col = (size_t)IC;
@@ -143,9 +141,7 @@ static inline Product product_forward(floatX* y, const floatX* x, Linear p, int 
 }
 
 static inline Product product_backward_input(floatX* dx, const floatX* dy, const floatX* w, int N, int IC, int OC) {
-    Product r;
-    memset(&r, 0, sizeof r);
-    r.M = N, r.N = IC, r.K = OC;
+    Product r = {.M = N, .N = IC, .K = OC};
     r.c = dx, r.c_row = (size_t)IC, r.c_col = 1;
     r.a = dy, r.a_row = (size_t)OC, r.a_k = 1;
     r.b = w, r.b_k = (size_t)IC, r.b_col = 1;
@@ -154,9 +150,7 @@ static inline Product product_backward_input(floatX* dx, const floatX* dy, const
 }
 
 static inline Product product_backward_weight(real* dw, const floatX* dy, const floatX* x, int N, int IC, int OC) {
-    Product r;
-    memset(&r, 0, sizeof r);
-    r.M = OC, r.N = IC, r.K = N;
+    Product r = {.M = OC, .N = IC, .K = N};
     r.c = dw, r.c_row = (size_t)IC, r.c_col = 1;
     r.a = dy, r.a_row = 1, r.a_k = (size_t)OC;
     r.b = x, r.b_k = (size_t)IC, r.b_col = 1;

@@ -263,9 +263,11 @@ static inline void matmul_product(MatmulKey key, const MatmulOperands* o, Contex
     MatmulPlan* plan = matmul_plan(key, o, ctx);
     if (!plan->usable && o->bias) {
         MatmulOperands plain = *o;
+        size_t n = (size_t)key.N * (size_t)key.OC;
         plain.bias = NULL;
         matmul_product(key, &plain, ctx);
-        matmul_add_bias((floatX*)o->d, o->bias, key.N, key.OC, ctx);
+        matmul_bias_kernel<<<blocks_for(n, 256), 256, 0, ctx->stream>>>((floatX*)o->d, o->bias, n, key.OC);
+        cudaCheck(cudaGetLastError());
         return;
     }
     if (!plan->usable) matmul_check(CUBLAS_STATUS_NOT_SUPPORTED, plan, "no algorithm");
