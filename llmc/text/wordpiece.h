@@ -4,14 +4,14 @@
  * accents. It is split at white space and around punctuation and CJK ideographs. Each word is cut from its left into
  * the longest tokens of the vocabulary; those after the first are spelled "##...". A word that cannot be cut this way,
  * or has more than 100 characters, becomes [UNK]. [PAD], [UNK], [CLS], [SEP] and [MASK] in a text stand for themselves.
- * Characters are treated as in Hugging Face's `tokenizers`.
+ * Characters are treated as in Hugging Face's `tokenizers`, except that marks that are not stripped, such as musical
+ * symbols, stay in the order of the text.
  *
  * Wu et al., "Google's neural machine translation system", 2016; Devlin et al., "BERT", 2018. */
 #ifndef LLMC_TEXT_WORDPIECE_H
 #define LLMC_TEXT_WORDPIECE_H
 
 #include "llmc/text/unicode.h"
-#include "llmc/text/unicode_strip.h"
 #include "llmc/text/wordpiece_files.h"
 
 // Bytes begin .. end - 1 of a text.
@@ -48,39 +48,17 @@ static inline void token_ids_free(TokenIds* t) {
 // ---------------------------------------------------------------------------------------------------------
 // Text to tokens
 
-static inline void wordpiece_put(Text* word, uint32_t c) {
-    char bytes[4];
-    text_append(word, bytes, utf8_encode(bytes, c));
-}
-
 // A word in the form that is looked up. If requested, also the character of the text that each of its bytes comes from.
 typedef struct {
     Text text;
     TextSpan* origin;  // [text.length]
     size_t capacity;
-    size_t ordered;  // bytes that canonical ordering no longer changes
 } WordPieceWord;
 
-// Canonical ordering: c goes before the characters at the end of the word whose class is higher.
-static inline void wordpiece_order(WordPieceWord* word, uint32_t c) {
+static inline void wordpiece_add(const TokenIds* out, WordPieceWord* word, uint32_t c, size_t begin, size_t end) {
     char bytes[4];
-    size_t at = word->text.length, n = utf8_encode(bytes, c), length;
-    for (size_t before = at; before > word->ordered; at = before) {
-        while ((word->text.text[--before] & 0xC0) == 0x80) continue;
-        uint32_t other = (uint32_t)utf8_decode(word->text.text + before, at - before, &length);
-        if (unicode_combining_class(other) <= unicode_combining_class(c)) break;
-    }
-    text_append(&word->text, bytes, n);
-    memmove(word->text.text + at + n, word->text.text + at, word->text.length - n - at);
-    memcpy(word->text.text + at, bytes, n);
-}
-
-// The places of characters that change theirs stay in the order of the text.
-static inline void wordpiece_add(const TokenIds* out, const WordPiece* w, WordPieceWord* word, uint32_t c, size_t begin,
-                                 size_t end) {
     size_t i = word->text.length;
-    if (w->strips_accents && unicode_combining_class(c)) wordpiece_order(word, c);
-    else wordpiece_put(&word->text, c);
+    text_append(&word->text, bytes, utf8_encode(bytes, c));
     if (!out->has_origins) return;
     word->origin = (TextSpan*)array_reserve(word->origin, &word->capacity, word->text.length, sizeof *word->origin);
     for (; i < word->text.length; i++) word->origin[i].begin = (uint32_t)begin, word->origin[i].end = (uint32_t)end;
@@ -97,7 +75,7 @@ static inline void wordpiece_cut(TokenIds* out, const WordPiece* w, WordPieceWor
     const char* text = word->text.text;
     size_t n = word->text.length, before = out->count, characters = 0;
     for (size_t i = 0; i < n; i++) characters += (text[i] & 0xC0) != 0x80;
-    word->text.length = word->ordered = 0;
+    word->text.length = 0;
     if (n == 0) return;
     int is_known = characters <= WORDPIECE_MAX_CHARACTERS;
     char* piece = (char*)xmalloc(n + 2);
@@ -122,7 +100,7 @@ static inline void wordpiece_cut(TokenIds* out, const WordPiece* w, WordPieceWor
 static inline void wordpiece_add_alone(TokenIds* out, const WordPiece* w, WordPieceWord* word, uint32_t c, size_t begin,
                                        size_t end) {
     wordpiece_cut(out, w, word);
-    wordpiece_add(out, w, word, c, begin, end);
+    wordpiece_add(out, word, c, begin, end);
     wordpiece_cut(out, w, word);
 }
 
@@ -154,9 +132,8 @@ static inline void wordpiece_encode_plain(TokenIds* out, const WordPiece* w, con
         int is_word = w->splits_ideographs && unicode_is_ideograph(c), n = wordpiece_normalize(w, form, c);
         for (int k = 0; k < n; k++) {
             if (is_word || unicode_is_punctuation(form[k])) wordpiece_add_alone(out, w, &word, form[k], i, next);
-            else wordpiece_add(out, w, &word, form[k], i, next);
+            else wordpiece_add(out, &word, form[k], i, next);
         }
-        if (n == 0 && unicode_is_starter_mark(c)) word.ordered = word.text.length;
     }
     wordpiece_cut(out, w, &word);
     free(word.text.text), free(word.origin);
