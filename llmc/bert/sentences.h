@@ -60,15 +60,9 @@ static inline SentencesHeader sentences_header_from(const int32_t* h) {
     return r;
 }
 
-// Read from a file that was checked before but may have been truncated since.
-static inline void sentences_pread(const Shard* file, void* bytes, size_t n, uint64_t offset) {
-    if (shard_pread(file, bytes, n, offset) != 0)
-        die(FAILED, "%s: cannot be read: %s", file->path, errno ? strerror(errno) : "the file became shorter");
-}
-
 static inline SentencesHeader sentences_header(const Shard* file) {
     int32_t header[SHARD_HEADER_INTS];
-    sentences_pread(file, header, SHARD_HEADER_BYTES, 0);
+    read_input(file->fd, file->path, header, SHARD_HEADER_BYTES, 0);
     return sentences_header_from(header);
 }
 
@@ -113,7 +107,7 @@ static inline Shard sentences_open_file(const char* path) {
 // Read n + 1 numbers at `offset` of a file. Returns whether they rise from 0 to `end`.
 static inline int sentences_read_starts(uint32_t* starts, const Shard* file, uint64_t offset, uint64_t n,
                                         uint32_t end) {
-    sentences_pread(file, starts, (size_t)(4 * (n + 1)), offset);
+    read_input(file->fd, file->path, starts, (size_t)(4 * (n + 1)), offset);
     int is_sound = starts[0] == 0 && starts[n] == end;
     for (uint64_t i = 0; i < n && is_sound; i++) is_sound = starts[i] < starts[i + 1];
     return is_sound;
@@ -123,8 +117,8 @@ static inline int sentences_read_starts(uint32_t* starts, const Shard* file, uin
 static inline uint32_t* sentences_read_continues(const Shard* file, const SentencesHeader* h) {
     size_t bytes = (size_t)(4 * sentences_words(h->V));
     uint32_t* continues = (uint32_t*)xmalloc(bytes);
-    sentences_pread(file, continues, bytes,
-                    sentences_tokens_end(file) + 4 * ((uint64_t)h->sentences + h->documents + 2));
+    read_input(file->fd, file->path, continues, bytes,
+               sentences_tokens_end(file) + 4 * ((uint64_t)h->sentences + h->documents + 2));
     return continues;
 }
 
