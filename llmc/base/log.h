@@ -182,13 +182,6 @@ static inline void log_close(Log* log) {
     log->fd = -1;
 }
 
-// Whether a result of `step`, from which the run resumed, was logged only after that.
-static inline int log_has_late_result(const Log* log, int64_t step) {
-    for (size_t i = 0; i < log->result_count; i++)
-        if (log->results[i].step == step && !log_has(log, log->results[i].key)) return 1;
-    return 0;
-}
-
 // Append one JSON object, given without a newline.
 static inline void log_line(Log* log, const Text* json) {
     Json parsed;

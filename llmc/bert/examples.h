@@ -49,12 +49,10 @@ static inline void examples_add(Examples* e, const int* tokens, int n, int secon
 
 // CRC-32 of all training data.
 static inline uint32_t examples_fingerprint(const Examples* e) {
-    Crc32 table;
     size_t n = (size_t)e->count;
-    crc32_init(&table);
-    uint32_t crc = crc32_update(&table, 0, e->tokens, e->count ? e->begin[n] * sizeof(int) : 0);
-    crc = crc32_update(&table, crc, e->second, n * sizeof(int));
-    return crc32_update(&table, crc, e->label, 2 * n * sizeof(int));
+    uint32_t crc = crc32_of(0, e->tokens, e->count ? e->begin[n] * sizeof(int) : 0);
+    crc = crc32_of(crc, e->second, n * sizeof(int));
+    return crc32_of(crc, e->label, 2 * n * sizeof(int));
 }
 
 // ---------------------------------------------------------------------------------------------------------

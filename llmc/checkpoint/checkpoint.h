@@ -8,10 +8,9 @@
  *   OUT/                 the newest model: copies of the same files, which users may edit
  *
  * A checkpoint is written as 00000120.tmp. Every file and the directory are flushed, then it is renamed: the rename is
- * the commit. Older checkpoints are deleted only after that. One whose validation a signal ended is saved again after
- * the resumed run has made it up. If a resumed run finds a damaged checkpoint, it keeps it for its owner as
- * 00000120.damaged. A reader locks its checkpoint, so that nobody deletes it. Any number of ranks can resume from
- * either kind of optimizer files. All ranks share one file system.
+ * the commit. Older checkpoints are deleted only after that. If a resumed run finds a damaged checkpoint, it keeps it
+ * for its owner as 00000120.damaged. Any number of ranks can resume from either kind of optimizer files. All ranks share
+ * one file system.
  *
  * This file: the contents of a checkpoint. manifest.h: its manifest. directory.h: the directories of OUT. resume.h:
  * find, verify and load. writer.h: save, by all ranks together, while the run continues. */

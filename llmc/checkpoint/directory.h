@@ -31,15 +31,6 @@ static inline int checkpoint_is_own(const char* path) {
     return dir && (is_own || entries == 2);  // "." and ".."
 }
 
-// Before anything is written: end with USAGE if the run would have to remove a directory that is not its own.
-static inline void checkpoint_refuse_foreign(const char* path) {
-    if (!checkpoint_is_own(path))
-        die(USAGE,
-            "%s: is a link or has no %s, so no run of this version has written it; move it elsewhere, or choose "
-            "another -o",
-            path, CHECKPOINT_MANIFEST);
-}
-
 // Remove a directory below OUT, whose lock is `lock`, and the plain files in it; the manifest last, in case the process
 // is killed. Returns 0, or -1 with errno.
 static inline int checkpoint_remove(RunLock* lock, const char* path) {
@@ -51,7 +42,7 @@ static inline int checkpoint_remove(RunLock* lock, const char* path) {
             unlinkat(dirfd(dir), e->d_name, 0);
     if (is_own) unlinkat(dirfd(dir), CHECKPOINT_MANIFEST, 0);
     closedir(dir);
-    if (!is_own) errno = EEXIST;
+    if (!is_own) errno = EPERM;
     return is_own && run_lock_check(lock) == 0 ? rmdir(path) : -1;
 }
 
@@ -64,41 +55,21 @@ static inline int64_t checkpoint_step(const char* name, const char* kind) {
     return step >= 0 && strcmp(name, given) == 0 ? step : -1;
 }
 
-typedef enum { COUNT_THEM, REFUSE_FOREIGN, DELETE_THEM } CheckpointUse;
-
-// Count, check or delete the directories of a kind in OUT/ckpt: "", ".tmp" or ".damaged". Only deleting needs a `lock`.
-// Returns their number.
-static inline int checkpoint_of_kind(RunLock* lock, const char* out, const char* kind, CheckpointUse use) {
-    char* path = xprintf("%s/ckpt", out);
-    DIR* dir = opendir(path);
-    int count = 0;
-    for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        if (checkpoint_step(e->d_name, kind) < 0) continue;
-        char* found = xprintf("%s/%s", path, e->d_name);
-        if (use == REFUSE_FOREIGN) checkpoint_refuse_foreign(found);
-        if (use == DELETE_THEM) checkpoint_remove(lock, found);
-        free(found);
-        count++;
-    }
-    if (dir) closedir(dir);
-    free(path);
-    return count;
-}
-
 static inline int checkpoint_ascending(const void* a, const void* b) {
     int64_t x = *(const int64_t*)a, y = *(const int64_t*)b;
     return (x > y) - (x < y);
 }
 
-// The steps of the complete checkpoints in OUT/ckpt, ascending, into *steps (caller frees). Returns their number.
-static inline int checkpoint_list(const char* out, int64_t** steps) {
+// The steps of the directories of a kind in OUT/ckpt, ascending, into *steps (caller frees): "", the complete checkpoints,
+// ".tmp" or ".damaged". Returns their number.
+static inline int checkpoint_list(const char* out, const char* kind, int64_t** steps) {
     char* path = xprintf("%s/ckpt", out);
     DIR* dir = opendir(path);
     int count = 0;
     size_t capacity = 0;
     *steps = (int64_t*)array_reserve(NULL, &capacity, 1, sizeof(int64_t));
     for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        int64_t step = checkpoint_step(e->d_name, "");
+        int64_t step = checkpoint_step(e->d_name, kind);
         if (step < 0) continue;
         *steps = (int64_t*)array_reserve(*steps, &capacity, (size_t)count + 1, sizeof(int64_t));
         (*steps)[count++] = step;
@@ -113,30 +84,17 @@ static inline char* checkpoint_path(const char* out, int64_t step) {
     return xprintf("%s/ckpt/%08lld", out, (long long)step);
 }
 
-// Lock a checkpoint's directory, so that it is not deleted while it is read. Some file systems lack such locks. Returns
-// a descriptor that holds the lock; -1 if the directory was deleted or is being deleted.
-static inline int checkpoint_hold(const char* dir) {
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || ((flock(fd, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) && is_open_file(fd, dir))) return fd;
-    close(fd);
-    return -1;
-}
-
-// checkpoint_list(), with a lock on the newest checkpoint in *held. A run may delete it in between, but only after it
-// has saved a newer one.
-static inline int checkpoint_list_held(const char* out, int64_t** steps, int* held) {
-    enum { TRIES = 16 };
-    int count = 0;
-    *held = -1;
-    for (int i = 0; i < TRIES && *held < 0; i++) {
-        free(*steps);
-        count = checkpoint_list(out, steps);
-        char* newest = checkpoint_path(out, count ? (*steps)[count - 1] : 0);
-        *held = count ? checkpoint_hold(newest) : -1;
-        free(newest);
-        if (!count) break;
+// Delete the directories of a kind in OUT/ckpt. Ends with USAGE at one that no run of this program has written.
+static inline void checkpoint_delete_kind(RunLock* lock, const char* out, const char* kind) {
+    int64_t* steps;
+    for (int i = checkpoint_list(out, kind, &steps) - 1; i >= 0; i--) {
+        char* dir = xprintf("%s/ckpt/%08lld%s", out, (long long)steps[i], kind);
+        if (checkpoint_remove(lock, dir) != 0 && (errno == EPERM || !*kind))
+            die(errno == EPERM ? USAGE : FAILED, "%s: cannot be deleted: %s; move it elsewhere, or choose another -o",
+                dir, errno == EPERM ? "no run of this program has written it" : strerror(errno));
+        free(dir);
     }
-    return count;
+    free(steps);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -204,17 +162,13 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
     return bad ? -1 : 0;
 }
 
-// Delete a checkpoint, unless it is not the run's own, or a process is reading it (checkpoint_hold); then a later call
-// deletes it. A failure only leaves files behind.
+// Delete a checkpoint, unless it is not the run's own. A failure only leaves files behind.
 static inline void checkpoint_delete(RunLock* lock, const char* dir) {
     char* gone = xprintf("%s.tmp", dir);
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int is_read = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    int stays = is_read || !checkpoint_is_own(dir);
-    if (!stays) checkpoint_remove(lock, gone);
+    int is_own = checkpoint_is_own(dir);
+    if (is_own) checkpoint_remove(lock, gone);
     // Renamed first: a checkpoint that is being deleted must not look complete.
-    if (!stays && run_lock_check(lock) == 0 && rename(dir, gone) == 0) checkpoint_remove(lock, gone);
-    if (fd >= 0) close(fd);
+    if (is_own && run_lock_check(lock) == 0 && rename(dir, gone) == 0) checkpoint_remove(lock, gone);
     free(gone);
 }
 
@@ -222,7 +176,7 @@ static inline void checkpoint_delete(RunLock* lock, const char* dir) {
 // not count for -nk.
 static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
     int64_t* steps;
-    int count = checkpoint_list(c->out, &steps), whole = 0;
+    int count = checkpoint_list(c->out, "", &steps), whole = 0;
     while (count > 0 && steps[count - 1] > step) count--;
     for (int i = count - 1; i >= 0 && c->keep > 0; i--) {
         char* dir = checkpoint_path(c->out, steps[i]);
@@ -239,8 +193,8 @@ static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
 // checkpoints after `step`, which are all damaged, and copy the model of the resumed `checkpoint` (NULL: none).
 static inline void checkpoint_clean(RunLock* lock, const char* out, const char* checkpoint, int64_t step) {
     int64_t* steps;
-    checkpoint_of_kind(lock, out, ".tmp", DELETE_THEM);
-    for (int i = checkpoint_list(out, &steps) - 1; i >= 0 && steps[i] > step; i--) {
+    checkpoint_delete_kind(lock, out, ".tmp");
+    for (int i = checkpoint_list(out, "", &steps) - 1; i >= 0 && steps[i] > step; i--) {
         char *dir = checkpoint_path(out, steps[i]), *aside = xprintf("%s.damaged", dir);
         checkpoint_remove(lock, aside);
         if (run_lock_check(lock) == 0 && rename(dir, aside) == 0) printf("%s: is damaged; kept as %s\n", dir, aside);
@@ -250,18 +204,6 @@ static inline void checkpoint_clean(RunLock* lock, const char* out, const char* 
     free(steps);
     if (checkpoint && checkpoint_publish(lock, out, checkpoint) != 0)
         warn("%s: the model of %s could not be copied there: %s", out, checkpoint, strerror(errno));
-}
-
-// Delete every checkpoint of OUT.
-static inline void checkpoint_delete_all(RunLock* lock, const char* out) {
-    int64_t* steps;
-    checkpoint_of_kind(lock, out, ".damaged", DELETE_THEM);
-    for (int i = checkpoint_list(out, &steps) - 1; i >= 0; i--) {
-        char* dir = checkpoint_path(out, steps[i]);
-        if (checkpoint_remove(lock, dir) != 0) die(FAILED, "%s: cannot be deleted: %s", dir, strerror(errno));
-        free(dir);
-    }
-    free(steps);
 }
 
 #endif

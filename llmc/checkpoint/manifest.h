@@ -33,12 +33,6 @@ static inline int checkpoint_digest(const char* path, uint64_t* bytes, uint32_t*
     return got < 0 ? -1 : 0;
 }
 
-static inline uint32_t checkpoint_text_crc(const char* text, size_t n) {
-    Crc32 table;
-    crc32_init(&table);
-    return crc32_update(&table, 0, text, n);
-}
-
 // A file whose digest is known from writing it.
 typedef struct {
     char name[CHECKPOINT_NAME];
@@ -81,7 +75,7 @@ static inline int checkpoint_write_manifest(const char* dir, const CheckpointFil
     }
     free(entries);
     text_printf(&t, "],\n");
-    text_printf(&t, "\"crc32\": \"%08x\"}\n", checkpoint_text_crc(t.text, t.length));
+    text_printf(&t, "\"crc32\": \"%08x\"}\n", crc32_of(0, t.text, t.length));
     char* path = xprintf("%s/%s", dir, CHECKPOINT_MANIFEST);
     if (!bad) bad = write_file(path, t.text, t.length) != 0;
     int saved = errno;
@@ -117,8 +111,8 @@ static inline int checkpoint_manifest_open(CheckpointManifest* m, const char* di
         return -1;
     }
     m->text = read_file(m->path, CHECKPOINT_MANIFEST_LIMIT, &n, FAILED);
-    m->crc = checkpoint_text_crc(m->text, n);
-    if (n > last) snprintf(line, sizeof line, "\"crc32\": \"%08x\"}\n", checkpoint_text_crc(m->text, n - last));
+    m->crc = crc32_of(0, m->text, n);
+    if (n > last) snprintf(line, sizeof line, "\"crc32\": \"%08x\"}\n", crc32_of(0, m->text, n - last));
     if (n > last && strcmp(m->text + n - last, line) == 0 && json_parse(&m->json, m->text, n, error) == 0)
         m->files = json_get(m->json.root, "files");
     if (!m->files) snprintf(why, CHECKPOINT_WHY, "%s: damaged (its own checksum does not match)", m->path);

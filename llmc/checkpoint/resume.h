@@ -81,13 +81,11 @@ static inline void checkpoint_refuse_default(const char* out, const ProcessGroup
 }
 
 // Find the newest complete checkpoint of OUT. Warns about newer ones, which are damaged. Returns its directory (caller
-// frees) and its step, or NULL if there is none; the same on every rank, as rank 0 sees it. Rank 0 locks it until *held
-// is closed; -1: not locked.
-static inline char* checkpoint_find(const char* out, int64_t* step, int* held, const ProcessGroup* group) {
+// frees) and its step, or NULL if there is none; the same on every rank, as rank 0 sees it.
+static inline char* checkpoint_find(const char* out, int64_t* step, const ProcessGroup* group) {
     int64_t *steps = NULL, count = 0;
     char* found = NULL;
-    *held = -1;
-    if (group->rank == 0) count = checkpoint_list_held(out, &steps, held);
+    if (group->rank == 0) count = checkpoint_list(out, "", &steps);
     if (group->size > 1) {
         group_broadcast(group, &count, sizeof count);
         if (!steps) steps = (int64_t*)xcalloc((size_t)count, sizeof *steps);
@@ -95,15 +93,8 @@ static inline char* checkpoint_find(const char* out, int64_t* step, int* held, c
     }
     for (int64_t i = count - 1; i >= 0 && !found; i--) {
         char* dir = checkpoint_path(out, steps[i]);
-        if (group->rank == 0 && i < count - 1) *held = checkpoint_hold(dir);
-        if (checkpoint_verify(dir, group) == 0) {
-            found = dir;
-            *step = steps[i];
-        } else {
-            free(dir);
-            if (*held >= 0) close(*held);
-            *held = -1;
-        }
+        if (checkpoint_verify(dir, group) == 0) found = dir, *step = steps[i];
+        else free(dir);
     }
     free(steps);
     return found;
@@ -159,30 +150,28 @@ static inline void checkpoint_read_shards(const Checkpoints* c, const char* dir,
     host_view_close(&view);
 }
 
-// A resumed run cannot gain or lose master weights, because copies of rounded weights have other values.
-static inline void checkpoint_check_master(const Checkpoints* c, const char* path) {
+// Whether the file of an optimizer's state has a part with this prefix: tensors of its own, or one of a shard.
+static inline int checkpoint_has_part(const Checkpoints* c, const char* path, const char* prefix) {
     SafeTensors file;
-    char* name = xprintf("master.%s", c->table->tensors[0].name);
+    char name[16], *whole = xprintf("%s%s", prefix, c->table->tensors[0].name);
+    const TensorPart part = {.prefix = prefix};
+    tensors_shard_name(name, &part);
     safetensors_open(&file, path);
-    int has = safetensors_find(&file, name) || safetensors_find(&file, "master"), wants = c->optimizer->master != NULL;
+    int has = safetensors_find(&file, whole) || safetensors_find(&file, name);
+    safetensors_close(&file);
+    free(whole);
+    return has;
+}
+
+// End with USAGE if the file's parts do not suit the run. A resumed run cannot gain or lose master weights, because
+// copies of rounded weights have other values. An average of the weights can only begin with a new run.
+static inline void checkpoint_check_parts(const Checkpoints* c, const char* path) {
+    int has = checkpoint_has_part(c, path, "master."), wants = c->optimizer->master != NULL;
     if (has && !wants)
         die(USAGE, "%s: holds master weights, but this run has none; resume with -w 1 and the same build", path);
     if (wants && !has) die(USAGE, "%s: holds no master weights; resume with -w 0 and the same build", path);
-    safetensors_close(&file);
-    free(name);
-}
-
-// Ends with USAGE if the run needs an average of the weights that the file lacks. An average can only begin with a new
-// run.
-static inline void checkpoint_check_average(const Checkpoints* c, const char* path) {
-    SafeTensors file;
-    char* name = xprintf(CHECKPOINT_AVERAGE "%s", c->table->tensors[0].name);
-    safetensors_open(&file, path);
-    int has = safetensors_find(&file, name) || safetensors_find(&file, "ema");
-    if (!has && c->optimizer->average && !c->starts_anew)
+    if (c->optimizer->average && !c->starts_anew && !checkpoint_has_part(c, path, CHECKPOINT_AVERAGE))
         die(USAGE, "%s: holds no average of the weights; resume without --ema, or start a new run", path);
-    safetensors_close(&file);
-    free(name);
 }
 
 // Read the weights and this rank's range of the moments from a verified checkpoint. Fixed parameters have no moments;
@@ -198,10 +187,9 @@ static inline void checkpoint_load(const Checkpoints* c, const Fp32Copies* copie
     const FileRules not_average = {.ignored_prefix = CHECKPOINT_AVERAGE};
     TensorPart parts[CHECKPOINT_PARTS];
     int count = checkpoint_optimizer_parts(c, parts);
-    if (file_exists(moments)) checkpoint_check_average(c, moments);
+    if (file_exists(moments)) checkpoint_check_parts(c, moments);
     if (c->optimizer->average && c->starts_anew) count--;  // it is the last part
     tensors_read(model, c->table, &weights, 1, NULL, NULL, c->ctx);
-    if (file_exists(moments)) checkpoint_check_master(c, moments);
     for (int p = 0; p < count && shards; p++) checkpoint_read_shards(c, dir, shards, &parts[p], c->optimizer->shard);
     if (!shards) tensors_read_range(moments, c->table, parts, count, c->optimizer->shard, &not_average, NULL, c->ctx);
     int reads_copies = c->table->fixed && c->optimizer->master && copies->copies;

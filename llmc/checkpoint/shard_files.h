@@ -8,13 +8,11 @@
 // CRC-32 of the flat buffer's layout: names, shapes and offsets.
 static inline uint32_t tensors_fingerprint(const TensorTable* table) {
     Text text = {NULL, 0, 0};
-    Crc32 crc;
     for (int i = 0; i < table->count; i++) {
         const Tensor* t = &table->tensors[i];
         text_printf(&text, "%s %d %d %d %zu\n", t->name, t->ndim, t->shape[0], t->shape[1], t->offset);
     }
-    crc32_init(&crc);
-    uint32_t result = crc32_update(&crc, 0, text.text, text.length);
+    uint32_t result = crc32_of(0, text.text, text.length);
     free(text.text);
     return result;
 }

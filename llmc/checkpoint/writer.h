@@ -135,24 +135,12 @@ static inline void writer_commit(CheckpointWriter* w) {
         free(path);
     }
     if (!bad) bad = writer_fails(w, sync_directory(w->tmp) != 0, "flush its directory");
-    // A directory of that name lacks a later result, or is damaged and checkpoint_clean() could not rename it. The two
-    // are exchanged, so that one of them is there if the process is killed. A whole one stays where the file system has
-    // no exchange, as NFS.
-    int is_again = is_directory(w->dir);
-    if (!bad) bad = writer_fails(w, run_lock_check(c->lock) != 0, "rename it");
-    if (!bad && is_again) {
-        bad = renameat2(AT_FDCWD, w->tmp, AT_FDCWD, w->dir, RENAME_EXCHANGE) != 0 && !checkpoint_is_whole(w->dir);
-        writer_fails(w, bad, "replace an earlier one");
-    } else if (!bad) bad = writer_fails(w, rename(w->tmp, w->dir) != 0, "rename it");
+    if (!bad) bad = writer_fails(w, run_lock_check(c->lock) != 0 || rename(w->tmp, w->dir) != 0, "rename it");
     if (!bad) bad = writer_fails(w, sync_directory(parent) != 0, "flush the directory above it");
-    if (!bad && is_again) checkpoint_remove(c->lock, w->tmp);
     if (!bad && checkpoint_publish(c->lock, c->out, w->dir) != 0)
         w->warning =
             xprintf("%s: the newest model could not be copied there: %s; it is in %s", c->out, strerror(errno), w->dir);
-    if (!bad && checkpoint_is_whole(w->dir)) checkpoint_retire(c, w->step);
-    else if (!bad && !w->warning)
-        w->warning =
-            xprintf("%s: is incomplete although it was just written; no earlier checkpoint is deleted", w->dir);
+    if (!bad) checkpoint_retire(c, w->step);
     free(files), free(parent);
 }
 

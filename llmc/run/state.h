@@ -61,7 +61,6 @@ typedef struct {
     const char* out;                                     // the run's directory; "": write nothing, as on ranks > 0
     RunLock lock;                                        // of `out`
     int earlier;                                         // checkpoints in `out` when the run looked for them
-    int held;                                            // until run_begin(): lock of the checkpoint that is read
     char *train_pattern, *val_pattern, *data_directory;  // of the data; NULL: none
     char* checkpoint;                                    // directory of the one that the run resumes; NULL: a new run
     char* start;                                         // `checkpoint`, or that of another run to start from; or NULL
@@ -108,9 +107,10 @@ static inline void run_lock(Run* r, int create) {
 
 // Number of checkpoints in OUT, damaged ones included.
 static inline int run_count_checkpoints(const char* out) {
-    int64_t* steps = NULL;
-    int count = *out ? checkpoint_list(out, &steps) + checkpoint_of_kind(NULL, out, ".damaged", COUNT_THEM) : 0;
-    free(steps);
+    int64_t *whole, *damaged;
+    if (!*out) return 0;
+    int count = checkpoint_list(out, "", &whole) + checkpoint_list(out, ".damaged", &damaged);
+    free(whole), free(damaged);
     return count;
 }
 
@@ -120,15 +120,9 @@ static inline void run_check_lock(Run* r) {
         checkpoint_die(&r->group, FAILED, RUN_LOCK_LOST, r->settings.out);
 }
 
-// Before anything is written: end with USAGE if the run would have to replace what no run has written.
+// Before anything is written: end with USAGE if the run would replace the files of another tokenizer.
 static inline void run_refuse_foreign(const Run* r) {
-    int replaces = r->settings.overwrite;
-    char *average = xprintf("%s/ema", r->out), *half = xprintf("%s.tmp", average);
-    checkpoint_of_kind(NULL, r->out, ".tmp", REFUSE_FOREIGN);
-    if (replaces) checkpoint_of_kind(NULL, r->out, "", REFUSE_FOREIGN);
-    if (replaces) checkpoint_of_kind(NULL, r->out, ".damaged", REFUSE_FOREIGN);
-    if (r->settings.ema > 0) checkpoint_refuse_foreign(average), checkpoint_refuse_foreign(half);
-    for (int i = 0; i < r->tokenizer_files.count && !r->earlier && !replaces; i++) {
+    for (int i = 0; i < r->tokenizer_files.count && !r->earlier && !r->settings.overwrite; i++) {
         TokenizerFiles one = {.file = {r->tokenizer_files.file[i]}, .count = 1};
         char* path = xprintf("%s/%s", r->out, one.file[0].name);
         if (file_exists(path) && !tokenizer_files_match(&one, r->out))
@@ -136,13 +130,13 @@ static inline void run_refuse_foreign(const Run* r) {
                 path);
         free(path);
     }
-    free(average), free(half);
 }
 
 // Delete an earlier run's checkpoints with --overwrite, and the average of the weights if this run does not resume it.
 static inline void run_delete_earlier(Run* r) {
     char *average = xprintf("%s/ema", r->out), *half = xprintf("%s.tmp", average);
-    if (r->settings.overwrite) checkpoint_delete_all(&r->lock, r->out);
+    if (r->settings.overwrite)
+        checkpoint_delete_kind(&r->lock, r->out, ".damaged"), checkpoint_delete_kind(&r->lock, r->out, "");
     if (r->settings.overwrite || (r->checkpoint && r->settings.ema == 0)) checkpoint_remove(&r->lock, average);
     checkpoint_remove(&r->lock, half);
     free(average), free(half);
@@ -305,7 +299,7 @@ static inline void run_find_checkpoint(Run* r) {
             r->out, earlier, earlier == 1 ? "" : "s");
     if (*r->out && !earlier) run_directory_refuse_foreign(r->out);
     if (!resume) return;
-    r->checkpoint = checkpoint_find(r->settings.out, &r->step, &r->held, &r->group);
+    r->checkpoint = checkpoint_find(r->settings.out, &r->step, &r->group);
     if (r->checkpoint) {
         run_restore(r);
         return;
@@ -338,7 +332,7 @@ static inline void run_find_start(Run* r, const char* flag, const char* other) {
     int64_t step;
     if (r->checkpoint) r->start = xprintf("%s", r->checkpoint);
     if (r->checkpoint || !*other) return;
-    r->start = checkpoint_find(other, &step, &r->held, &r->group);
+    r->start = checkpoint_find(other, &step, &r->group);
     if (!r->start) die(USAGE, "%s %s: has no complete checkpoint; name the directory of a run", flag, other);
     if (flag_is_given(r->flags, r->flag_count, "--model"))
         die(USAGE, "%s %s: the model comes from that run; leave -e out", flag, other);

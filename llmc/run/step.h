@@ -378,9 +378,6 @@ static inline int run_must_stop(Run* r, int signal) {
 // Save a checkpoint if one is due. Returns whether another step follows. A `signal` (0: none) ends the run. All ranks
 // call it.
 static inline int run_next_step(Run* r, int signal) {
-    // A resumed run made up a validation that a signal had ended: its checkpoint is saved again, with the result.
-    if (r->writer->step == r->step && group_any(&r->group, log_has_late_result(&r->log, r->step)))
-        r->writer->step = -1, r->checkpoint_is_due = 1;
     if (r->checkpoint_is_due || (r->settings.keep_best && r->best.step == r->step && r->step > 0)) run_save(r);
     if (r->is_paused) run_restart_clock(r);
     r->checkpoint_is_due = r->is_paused = 0;

@@ -48,6 +48,11 @@ static inline void token_ids_free(TokenIds* t) {
 // ---------------------------------------------------------------------------------------------------------
 // Text to tokens
 
+static inline void wordpiece_put(Text* word, uint32_t c) {
+    char bytes[4];
+    text_append(word, bytes, utf8_encode(bytes, c));
+}
+
 // A word in the form that is looked up. If requested, also the character of the text that each of its bytes comes from.
 typedef struct {
     Text text;
@@ -56,9 +61,8 @@ typedef struct {
 } WordPieceWord;
 
 static inline void wordpiece_add(const TokenIds* out, WordPieceWord* word, uint32_t c, size_t begin, size_t end) {
-    char bytes[4];
     size_t i = word->text.length;
-    text_append(&word->text, bytes, utf8_encode(bytes, c));
+    wordpiece_put(&word->text, c);
     if (!out->has_origins) return;
     word->origin = (TextSpan*)array_reserve(word->origin, &word->capacity, word->text.length, sizeof *word->origin);
     for (; i < word->text.length; i++) word->origin[i].begin = (uint32_t)begin, word->origin[i].end = (uint32_t)end;
