@@ -138,20 +138,13 @@ static inline void wordpiece_expect(const JsonNode* part, const char* key, const
         die(USAGE, "%s: the %s's \"%s\" is \"%s\"; only \"%s\" is supported", path, of, key, actual, value);
 }
 
-static inline void wordpiece_expect_bool(const JsonNode* part, const char* key, int value, const char* of,
-                                         const char* path) {
-    if (json_get_bool_or(part, key, value, path) != value)
-        die(USAGE, "%s: the %s's \"%s\" is %s; only %s is supported", path, of, key, value ? "false" : "true",
-            value ? "true" : "false");
-}
-
 // Read the rules of tokenizer.json. Otherwise its normalizer must match what wordpiece.h does.
 static inline void wordpiece_read_normalizer(WordPieceRules* rules, const JsonNode* root, const char* path) {
-    const char* of = "normalizer";
-    const JsonNode* part = json_need(root, of, JSON_OBJECT, path);
-    wordpiece_expect(part, "type", "BertNormalizer", of, path);
+    const JsonNode* part = json_need(root, "normalizer", JSON_OBJECT, path);
+    wordpiece_expect(part, "type", "BertNormalizer", "normalizer", path);
     json_need(part, "lowercase", JSON_BOOL, path);
-    wordpiece_expect_bool(part, "clean_text", 1, of, path);
+    if (!json_get_bool_or(part, "clean_text", 1, path))
+        die(USAGE, "%s: the normalizer's \"clean_text\" is false; only true is supported", path);
     wordpiece_read_rules(rules, part, "lowercase", "handle_chinese_chars", path);
 }
 
@@ -182,29 +175,18 @@ static inline void wordpiece_read_vocabulary(WordPiece* w, const JsonNode* root,
     w->text = text.text, w->size = (int)vocabulary->count;
 }
 
-// Check that the added tokens of tokenizer.json are exactly the five special ones, because no others are supported.
+// Check that the added tokens of tokenizer.json are the special ones, because no others are supported.
 static inline void wordpiece_check_added(const WordPiece* w, const JsonNode* root, const char* path) {
-    static const char* const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
     const int ids[] = {w->pad, w->unk, w->cls, w->sep, w->mask};
-    unsigned found = 0;
     for (const JsonNode* m = json_need(root, "added_tokens", JSON_ARRAY, path)->first; m; m = m->next) {
         const char* content = json_get_string(m, "content", path);
-        int id = tokenizer_id(json_get(m, "id"), path, content), k = 0;
-        char* of = xprintf("added token %s", content);
-        while (k < (int)COUNT_OF(ids) && ids[k] != id) k++;
-        if (k == (int)COUNT_OF(ids) || wordpiece_id(w, content, strlen(content)) != id)
+        int id = tokenizer_id(json_get(m, "id"), path, content), is_known = 0;
+        for (size_t k = 0; k < COUNT_OF(ids); k++) is_known |= ids[k] == id;
+        if (!is_known || wordpiece_id(w, content, strlen(content)) != id)
             die(USAGE,
-                "%s: %s with the id %d is not supported; only [PAD], [UNK], [CLS], [SEP] and [MASK] are, with their "
-                "ids in \"vocab\"",
-                path, of, id);
-        for (size_t i = 0; i < COUNT_OF(flags); i++) wordpiece_expect_bool(m, flags[i], 0, of, path);
-        found |= 1u << k;
-        free(of);
-    }
-    for (size_t k = 0; k < COUNT_OF(ids); k++) {
-        size_t length;
-        const char* name = wordpiece_token(w, ids[k], &length);
-        if (!(found >> k & 1)) die(USAGE, "%s: has no added token %.*s", path, (int)length, name);
+                "%s: added token %s with the id %d is not supported; only [PAD], [UNK], [CLS], [SEP] and [MASK] are, "
+                "with their ids in \"vocab\"",
+                path, content, id);
     }
 }
 
