@@ -6,7 +6,7 @@
 #include <sys/resource.h>
 
 #include "dev/test/tests.h"
-#include "llmc/base/cpu_share.h"
+#include "llmc/base/process.h"
 #include "llmc/base/flags.h"
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
@@ -626,7 +626,7 @@ static void log_and_resume(void* state) {
     const char* directory = (const char*)state;
     Log log;
     Text header = {NULL, 0, 0};
-    log_open(&log, directory, NULL, -1);
+    log_open(&log, directory, -1);
     text_printf(&header, "{\"batch\": 4}");
     log_line(&log, &header);
     run_steps(&log, 1, 6);
@@ -635,7 +635,7 @@ static void log_and_resume(void* state) {
     log_close(&log);
     free(header.text);
 
-    log_open(&log, directory, NULL, 3);
+    log_open(&log, directory, 3);
     CHECK(log.train.count == 2 && log.train.step[1] == 3 && log.validation.count == 1);
     run_steps(&log, 4, 4);
     CHECK(log.train.count == 3 && log.validation.count == 2);
@@ -645,7 +645,7 @@ static void log_and_resume(void* state) {
 
 static void log_to_full_disk(void* state) {
     Log log;
-    log_open(&log, (const char*)state, NULL, -1);
+    log_open(&log, (const char*)state, -1);
     run_steps(&log, 1, 3);
     log_close(&log);
 }
@@ -660,7 +660,7 @@ static void log_to_small_disk(void* state) {
 
 static void log_open_only(void* state) {
     Log log;
-    log_open(&log, (const char*)state, NULL, -1);
+    log_open(&log, (const char*)state, -1);
     log_close(&log);
 }
 
@@ -672,7 +672,7 @@ static void log_of_moved(void* state) {
     Log log;
     if (make_directories(directory) != 0) die(FAILED, "%s: %s", directory, strerror(errno));
     run_lock_take(&lock, directory, O_CREAT);
-    log_open(&log, directory, &lock, -1);
+    log_open(&log, directory, -1);
     run_steps(&log, 1, 1);
     if (rename(directory, moved) != 0 || make_directories(directory) != 0 || write_file(other, "", 0) != 0)
         die(FAILED, "%s: %s", directory, strerror(errno));
@@ -686,7 +686,7 @@ static void log_of_moved(void* state) {
 static void log_without_file(void* state) {
     Log log;
     (void)state;
-    log_open(&log, "", NULL, 5);
+    log_open(&log, "", 5);
     run_steps(&log, 1, 1);
     log_write_svg(&log, "not written");
     log_close(&log);

@@ -7,7 +7,6 @@
 #include "llmc/data/batch_lm.h"
 #include "llmc/data/safetensors.h"
 #include "llmc/data/token_scan.h"
-#include "llmc/text/tokenizer_files.h"
 #include "llmc/text/wordpiece.h"
 
 #define main byte_corpus_main

@@ -1231,7 +1231,7 @@ static void test_power_cut(Tests* t) {
     text_printf(&line, "{\"step\": 1}\n{\"step\": 2}\n");
     predictions_write(predictions, &line);
     saved += write_file(path, line.text, line.length);
-    log_open(&log, tiny_out, NULL, 1);  // cuts it back
+    log_open(&log, tiny_out, 1);  // cuts it back
     log_write_svg(&log, "loss");
     log_close(&log);
     e.path = xprintf("%s/vectors", tiny_out), e.temporary = xprintf("%s.tmp", e.path);

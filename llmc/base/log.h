@@ -20,7 +20,6 @@
 #define LLMC_BASE_LOG_H
 
 #include "llmc/base/json.h"
-#include "llmc/base/run_lock.h"
 
 typedef struct {
     int64_t* step;
@@ -55,7 +54,6 @@ typedef struct {
 
 typedef struct {
     char* directory;  // NULL: terminal only
-    RunLock* lock;    // of the directory, or NULL
     int fd;           // of log.jsonl, or -1
     int has_warned;   // about a failed write
     int is_terminal;  // stdout is a terminal: show the time left
@@ -135,8 +133,8 @@ static inline void log_cut_back(Log* log, const char* path, int64_t last_step) {
         json_free(&line);
     }
     char* temporary = xprintf("%s.tmp", path);
-    if (kept.length != n && (run_lock_check(log->lock) != 0 || write_file(temporary, kept.text, kept.length) != 0 ||
-                             run_lock_check(log->lock) != 0 || rename_into_place(temporary, path) != 0))
+    if (kept.length != n &&
+        (write_file(temporary, kept.text, kept.length) != 0 || rename_into_place(temporary, path) != 0))
         die(FAILED, "%s: cannot be cut back to step %lld: %s", path, (long long)last_step, strerror(errno));
     free(temporary);
     free(kept.text);
@@ -152,10 +150,9 @@ static inline int log_has(const Log* log, const char* key) {
 }
 
 // Open OUT/log.jsonl: a new file if `resume_step` is -1, else the present one, cut back to that step. An `out_dir` of
-// NULL or "" means no files. `lock` is the lock of OUT, or NULL.
-static inline void log_open(Log* log, const char* out_dir, RunLock* lock, int64_t resume_step) {
+// NULL or "" means no files.
+static inline void log_open(Log* log, const char* out_dir, int64_t resume_step) {
     memset(log, 0, sizeof(*log));
-    log->lock = lock;
     log->fd = -1;
     log->is_terminal = isatty(STDOUT_FILENO);
     if (!out_dir || !*out_dir) return;
@@ -164,7 +161,7 @@ static inline void log_open(Log* log, const char* out_dir, RunLock* lock, int64_
     if (make_directories(out_dir) == 0) {
         if (resume_step >= 0 && file_exists(path)) log_cut_back(log, path, resume_step);
         int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | (resume_step < 0 ? O_TRUNC : 0);
-        if (run_lock_check(lock) == 0) log->fd = open(path, flags, 0666);
+        log->fd = open(path, flags, 0666);
     }
     int status = errno == ENOSPC || errno == EIO ? FAILED : USAGE;
     if (log->fd < 0) die(status, "%s: cannot be written: %s; give another directory with -o", path, strerror(errno));
@@ -191,7 +188,7 @@ static inline void log_line(Log* log, const Text* json) {
         log_keep_results(log, parsed.root);
         json_free(&parsed);
     }
-    if (log->fd < 0 || run_lock_check(log->lock) != 0) return;
+    if (log->fd < 0) return;
     Text line = {NULL, 0, 0};
     text_append(&line, json->text, json->length);
     text_append(&line, "\n", 1);

@@ -178,9 +178,7 @@ static inline void log_write_svg(Log* log, const char* title) {
     loss_svg(&t, &log->train, &log->validation, title);
     char* path = xprintf("%s/loss.svg", log->directory);
     char* temporary = xprintf("%s.tmp", path);
-    int bad = run_lock_check(log->lock) != 0 || write_file(temporary, t.text, t.length) != 0 ||
-              run_lock_check(log->lock) != 0 || rename_into_place(temporary, path) != 0;
-    if (bad && run_lock_check(log->lock) == 0) {
+    if (write_file(temporary, t.text, t.length) != 0 || rename_into_place(temporary, path) != 0) {
         log_warn_once(log, "loss.svg");
         unlink(temporary);
     }

@@ -12,8 +12,8 @@
  * for its owner as 00000120.damaged. Any number of ranks can resume from either kind of optimizer files. All ranks share
  * one file system.
  *
- * This file: the contents of a checkpoint. manifest.h: its manifest. directory.h: the directories of OUT. resume.h:
- * find, verify and load. writer.h: save, by all ranks together, while the run continues. */
+ * This file: the contents of a checkpoint. directory.h: its manifest, and the directories of OUT. resume.h: find, verify
+ * and load. writer.h: save, by all ranks together, while the run continues. */
 #ifndef LLMC_CHECKPOINT_CHECKPOINT_H
 #define LLMC_CHECKPOINT_CHECKPOINT_H
 
@@ -21,7 +21,7 @@
 #include "llmc/checkpoint/shard_files.h"
 #include "llmc/dist/process_group.h"
 #include "llmc/optim/fp32_copies.h"
-#include "llmc/text/tokenizer_files.h"
+#include "llmc/text/tokenizer.h"
 
 enum { CHECKPOINT_NAME = 64, CHECKPOINT_WHY = 1024 };
 

@@ -1,9 +1,145 @@
 /* The directories of a run: OUT, with a copy of the newest model's files, and OUT/ckpt, with the checkpoints. Functions
- * list, keep and remove them. `lock` is OUT's lock (base/run_lock.h). */
+ * list, keep and remove them.
+ *
+ * manifest.json of a checkpoint holds the size and CRC-32 of every file. Its last line holds the CRC-32 of the preceding
+ * bytes, so that it also verifies itself. */
 #ifndef LLMC_CHECKPOINT_DIRECTORY_H
 #define LLMC_CHECKPOINT_DIRECTORY_H
 
-#include "llmc/checkpoint/manifest.h"
+#include <dirent.h>
+
+#include "llmc/checkpoint/checkpoint.h"
+
+// ---------------------------------------------------------------------------------------------------------
+// The manifest
+
+#define CHECKPOINT_MANIFEST "manifest.json"
+#define CHECKPOINT_MANIFEST_LIMIT ((size_t)1 << 20)
+
+// Size and CRC-32 of a file. Returns 0, or -1 with errno.
+static inline int checkpoint_digest(const char* path, uint64_t* bytes, uint32_t* crc) {
+    enum { CHUNK = 1 << 20 };
+    int fd = open_file(path);
+    if (fd < 0) return -1;
+    Crc32 table;
+    crc32_init(&table);
+    char* buffer = (char*)xmalloc(CHUNK);
+    ssize_t got;
+    *bytes = 0;
+    *crc = 0;
+    while ((got = read(fd, buffer, CHUNK)) > 0 || (got < 0 && errno == EINTR)) {
+        if (got < 0) continue;
+        *crc = crc32_update(&table, *crc, buffer, (size_t)got);
+        *bytes += (uint64_t)got;
+    }
+    int saved = errno;
+    free(buffer);
+    close(fd);
+    errno = saved;
+    return got < 0 ? -1 : 0;
+}
+
+// A file whose digest is known from writing it.
+typedef struct {
+    char name[CHECKPOINT_NAME];
+    FileDigest digest;
+} CheckpointFile;
+
+// The digest of dir/name: from `known`, else by reading the file. Returns 0, or -1 with errno.
+static inline int checkpoint_find_digest(const char* dir, const char* name, const CheckpointFile* known, int count,
+                                         FileDigest* digest) {
+    for (int i = 0; i < count; i++) {
+        if (strcmp(known[i].name, name) != 0) continue;
+        *digest = known[i].digest;
+        return 0;
+    }
+    char* path = xprintf("%s/%s", dir, name);
+    int result = checkpoint_digest(path, &digest->bytes, &digest->crc), why = errno;
+    free(path);
+    errno = why;
+    return result;
+}
+
+// Write `dir`/manifest.json, over all files in `dir`. Returns 0, or -1 with errno.
+static inline int checkpoint_write_manifest(const char* dir, const CheckpointFile* known, int count) {
+    struct dirent** entries = NULL;
+    int n = scandir(dir, &entries, NULL, alphasort), bad = n < 0;
+    Text t = {NULL, 0, 0};
+    text_printf(&t, "{\"files\": [");
+    for (int i = 0, written = 0; i < n; i++) {
+        FileDigest digest;
+        if (!bad && entries[i]->d_name[0] != '.' && strcmp(entries[i]->d_name, CHECKPOINT_MANIFEST) != 0) {
+            bad = checkpoint_find_digest(dir, entries[i]->d_name, known, count, &digest) != 0;
+            if (!bad) {
+                text_printf(&t, "%s\n  {\"name\": ", written++ ? "," : "");
+                text_json_string(&t, entries[i]->d_name, strlen(entries[i]->d_name));
+                text_printf(&t, ", \"bytes\": %llu, \"crc32\": \"%08x\"}", (unsigned long long)digest.bytes,
+                            digest.crc);
+            }
+        }
+        free(entries[i]);
+    }
+    free(entries);
+    text_printf(&t, "],\n");
+    text_printf(&t, "\"crc32\": \"%08x\"}\n", crc32_of(0, t.text, t.length));
+    char* path = xprintf("%s/%s", dir, CHECKPOINT_MANIFEST);
+    if (!bad) bad = write_file(path, t.text, t.length) != 0;
+    int saved = errno;
+    free(path);
+    free(t.text);
+    errno = saved;
+    return bad ? -1 : 0;
+}
+
+// An open manifest.
+typedef struct {
+    char *path, *text;
+    Json json;
+    const JsonNode* files;
+    uint32_t crc;  // of the whole manifest: ranks with the same CRC see the same checkpoint
+} CheckpointManifest;
+
+static inline void checkpoint_manifest_close(CheckpointManifest* m) {
+    if (m->files) json_free(&m->json);
+    free(m->text), free(m->path);
+}
+
+// Open a manifest. Returns 0, or -1 and the reason in `why`.
+static inline int checkpoint_manifest_open(CheckpointManifest* m, const char* dir, char why[CHECKPOINT_WHY]) {
+    const size_t last = strlen("\"crc32\": \"00000000\"}\n");
+    struct stat st;
+    size_t n;
+    char line[32] = "", error[JSON_ERROR_SIZE];
+    memset(m, 0, sizeof *m);
+    m->path = xprintf("%s/%s", dir, CHECKPOINT_MANIFEST);
+    if (stat(m->path, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size > CHECKPOINT_MANIFEST_LIMIT) {
+        snprintf(why, CHECKPOINT_WHY, "%s: missing or damaged", m->path);
+        return -1;
+    }
+    m->text = read_file(m->path, CHECKPOINT_MANIFEST_LIMIT, &n, FAILED);
+    m->crc = crc32_of(0, m->text, n);
+    if (n > last) snprintf(line, sizeof line, "\"crc32\": \"%08x\"}\n", crc32_of(0, m->text, n - last));
+    if (n > last && strcmp(m->text + n - last, line) == 0 && json_parse(&m->json, m->text, n, error) == 0)
+        m->files = json_get(m->json.root, "files");
+    if (!m->files) snprintf(why, CHECKPOINT_WHY, "%s: damaged (its own checksum does not match)", m->path);
+    return m->files ? 0 : -1;
+}
+
+// Whether a checkpoint has every file with its recorded size. This is quick; checkpoint_verify() also checks the
+// contents.
+static inline int checkpoint_is_whole(const char* dir) {
+    CheckpointManifest m;
+    char why[CHECKPOINT_WHY];
+    int ok = checkpoint_manifest_open(&m, dir, why) == 0;
+    for (const JsonNode* f = ok ? m.files->first : NULL; f && ok; f = f->next) {
+        struct stat st;
+        char* file = xprintf("%s/%s", dir, json_get_string(f, "name", m.path));
+        ok = stat(file, &st) == 0 && (int64_t)st.st_size == json_get_int(f, "bytes", m.path);
+        free(file);
+    }
+    checkpoint_manifest_close(&m);
+    return ok;
+}
 
 // ---------------------------------------------------------------------------------------------------------
 // Checkpoints in OUT/ckpt
@@ -31,10 +167,9 @@ static inline int checkpoint_is_own(const char* path) {
     return dir && (is_own || entries == 2);  // "." and ".."
 }
 
-// Remove a directory below OUT, whose lock is `lock`, and the plain files in it; the manifest last, in case the process
-// is killed. Returns 0, or -1 with errno.
-static inline int checkpoint_remove(RunLock* lock, const char* path) {
-    DIR* dir = run_lock_check(lock) == 0 ? opendir(path) : NULL;
+// Remove a directory below OUT and the plain files in it; the manifest last, in case the process is killed. Returns 0, or -1 with errno.
+static inline int checkpoint_remove(const char* path) {
+    DIR* dir = opendir(path);
     if (!dir) return errno == ENOENT ? 0 : -1;
     int is_own = checkpoint_is_own(path);
     for (struct dirent* e = readdir(dir); e && is_own; e = readdir(dir))
@@ -43,7 +178,7 @@ static inline int checkpoint_remove(RunLock* lock, const char* path) {
     if (is_own) unlinkat(dirfd(dir), CHECKPOINT_MANIFEST, 0);
     closedir(dir);
     if (!is_own) errno = EPERM;
-    return is_own && run_lock_check(lock) == 0 ? rmdir(path) : -1;
+    return is_own ? rmdir(path) : -1;
 }
 
 // The step in the name of a checkpoint's directory, which ends with `kind`: "", ".tmp" or ".damaged"; -1 if it is not
@@ -85,11 +220,11 @@ static inline char* checkpoint_path(const char* out, int64_t step) {
 }
 
 // Delete the directories of a kind in OUT/ckpt. Ends with USAGE at one that no run of this program has written.
-static inline void checkpoint_delete_kind(RunLock* lock, const char* out, const char* kind) {
+static inline void checkpoint_delete_kind(const char* out, const char* kind) {
     int64_t* steps;
     for (int i = checkpoint_list(out, kind, &steps) - 1; i >= 0; i--) {
         char* dir = xprintf("%s/ckpt/%08lld%s", out, (long long)steps[i], kind);
-        if (checkpoint_remove(lock, dir) != 0 && (errno == EPERM || !*kind))
+        if (checkpoint_remove(dir) != 0 && (errno == EPERM || !*kind))
             die(errno == EPERM ? USAGE : FAILED, "%s: cannot be deleted: %s; move it elsewhere, or choose another -o",
                 dir, errno == EPERM ? "no run of this program has written it" : strerror(errno));
         free(dir);
@@ -137,7 +272,7 @@ static inline int checkpoint_has_users_card(const char* out) {
 
 // Copy the model's files from a checkpoint to OUT. They are not linked, because an edit of a linked file would change
 // the checkpoint. Each copy appears by a rename, so a reader never sees half a file. Returns 0, or -1 with errno.
-static inline int checkpoint_publish(RunLock* lock, const char* out, const char* dir) {
+static inline int checkpoint_publish(const char* out, const char* dir) {
     DIR* listing = opendir(dir);
     int bad = !listing;
     for (struct dirent* e = listing ? readdir(listing) : NULL; e && !bad; e = readdir(listing)) {
@@ -147,11 +282,10 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
             continue;
         if (strcmp(name, CHECKPOINT_CARD) == 0 && checkpoint_has_users_card(out)) continue;
         char *from = xprintf("%s/%s", dir, name), *to = xprintf("%s/%s", out, name), *tmp = xprintf("%s.tmp", to);
-        bad = run_lock_check(lock) != 0;
-        if (!bad) unlink(tmp);  // left by a killed run; older versions linked the checkpoint's file
-        bad = bad || copy_file(from, tmp) != 0 || run_lock_check(lock) != 0 || rename(tmp, to) != 0;
+        unlink(tmp);  // left by a killed run; older versions linked the checkpoint's file
+        bad = copy_file(from, tmp) != 0 || rename(tmp, to) != 0;
         int why = errno;
-        if (bad && run_lock_check(lock) == 0) unlink(tmp);
+        if (bad) unlink(tmp);
         errno = why;
         free(from), free(to), free(tmp);
     }
@@ -163,12 +297,12 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
 }
 
 // Delete a checkpoint, unless it is not the run's own. A failure only leaves files behind.
-static inline void checkpoint_delete(RunLock* lock, const char* dir) {
+static inline void checkpoint_delete(const char* dir) {
     char* gone = xprintf("%s.tmp", dir);
     int is_own = checkpoint_is_own(dir);
-    if (is_own) checkpoint_remove(lock, gone);
+    if (is_own) checkpoint_remove(gone);
     // Renamed first: a checkpoint that is being deleted must not look complete.
-    if (is_own && run_lock_check(lock) == 0 && rename(dir, gone) == 0) checkpoint_remove(lock, gone);
+    if (is_own && rename(dir, gone) == 0) checkpoint_remove(gone);
     free(gone);
 }
 
@@ -183,7 +317,7 @@ static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
         int is_kept = (c->keep_every > 0 && steps[i] % c->keep_every == 0) || (c->best > 0 && steps[i] == c->best);
         int stays = whole < c->keep || is_kept;
         if (whole < c->keep) whole += checkpoint_is_whole(dir);
-        if (!stays) checkpoint_delete(c->lock, dir);
+        if (!stays) checkpoint_delete(dir);
         free(dir);
     }
     free(steps);
@@ -191,18 +325,18 @@ static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
 
 // Clean OUT when a run starts, before its first save: delete files that a killed process left half written, rename the
 // checkpoints after `step`, which are all damaged, and copy the model of the resumed `checkpoint` (NULL: none).
-static inline void checkpoint_clean(RunLock* lock, const char* out, const char* checkpoint, int64_t step) {
+static inline void checkpoint_clean(const char* out, const char* checkpoint, int64_t step) {
     int64_t* steps;
-    checkpoint_delete_kind(lock, out, ".tmp");
+    checkpoint_delete_kind(out, ".tmp");
     for (int i = checkpoint_list(out, "", &steps) - 1; i >= 0 && steps[i] > step; i--) {
         char *dir = checkpoint_path(out, steps[i]), *aside = xprintf("%s.damaged", dir);
-        checkpoint_remove(lock, aside);
-        if (run_lock_check(lock) == 0 && rename(dir, aside) == 0) printf("%s: is damaged; kept as %s\n", dir, aside);
+        checkpoint_remove(aside);
+        if (rename(dir, aside) == 0) printf("%s: is damaged; kept as %s\n", dir, aside);
         else warn("%s: is damaged and cannot be renamed: %s; move it elsewhere", dir, strerror(errno));
         free(dir), free(aside);
     }
     free(steps);
-    if (checkpoint && checkpoint_publish(lock, out, checkpoint) != 0)
+    if (checkpoint && checkpoint_publish(out, checkpoint) != 0)
         warn("%s: the model of %s could not be copied there: %s", out, checkpoint, strerror(errno));
 }
 

@@ -72,7 +72,7 @@ static inline int writer_fails(CheckpointWriter* w, int bad, const char* task) {
 
 static inline int writer_write_text(CheckpointWriter* w, const char* name, const char* text) {
     char *path = xprintf("%s/%s", w->tmp, name), *task = xprintf("write %s", name);
-    int bad = writer_fails(w, run_lock_check(w->c.lock) != 0 || write_file(path, text, strlen(text)) != 0, task);
+    int bad = writer_fails(w, write_file(path, text, strlen(text)) != 0, task);
     free(path), free(task);
     return bad;
 }
@@ -100,11 +100,11 @@ static inline void writer_write_optimizer(CheckpointWriter* w) {
     if (!w->sharded && rank > 0) return;
     checkpoint_optimizer_name(name, w->sharded, rank, w->group->size);
     char *path = xprintf("%s/%s", w->tmp, name), *task = xprintf("write %s", name);
-    int bad = run_lock_check(c->lock);
-    if (!bad && w->sharded)
+    int bad;
+    if (w->sharded)
         bad = tensors_write_shard(path, c->table, w->moments, w->moment_count, c->optimizer->shard, &w->mine.shard,
                                   c->ctx);
-    else if (!bad) bad = tensors_write(path, c->table, w->moments, w->moment_count, &w->optimizer, c->ctx);
+    else bad = tensors_write(path, c->table, w->moments, w->moment_count, &w->optimizer, c->ctx);
     // Rank 0 has made the directory before any rank's thread began.
     if (bad && errno == ENOENT && rank > 0)
         writer_fails(w, 1, "find rank 0's directory: -o must be on a shared file system");
@@ -124,7 +124,7 @@ static inline void writer_commit(CheckpointWriter* w) {
         checkpoint_optimizer_name(files[known].name, w->sharded, r, ranks);
         files[known++].digest = w->sharded ? w->shards[r] : w->optimizer;
     }
-    bad = run_lock_check(c->lock) != 0 || checkpoint_write_manifest(w->tmp, files, known) != 0;
+    bad = checkpoint_write_manifest(w->tmp, files, known) != 0;
     writer_fails(w, bad, "write manifest.json");
     for (int i = 0; i < known && !bad; i++) {
         struct stat st;
@@ -137,7 +137,7 @@ static inline void writer_commit(CheckpointWriter* w) {
     if (!bad) bad = writer_fails(w, sync_directory(w->tmp) != 0, "flush its directory");
     if (!bad) bad = writer_fails(w, run_lock_check(c->lock) != 0 || rename(w->tmp, w->dir) != 0, "rename it");
     if (!bad) bad = writer_fails(w, sync_directory(parent) != 0, "flush the directory above it");
-    if (!bad && checkpoint_publish(c->lock, c->out, w->dir) != 0)
+    if (!bad && checkpoint_publish(c->out, w->dir) != 0)
         w->warning =
             xprintf("%s: the newest model could not be copied there: %s; it is in %s", c->out, strerror(errno), w->dir);
     if (!bad) checkpoint_retire(c, w->step);
@@ -150,8 +150,7 @@ static inline void writer_write_thread(void* argument) {
     if (w->is_taken) snapshot_wait(&w->snapshot);
     if (w->group->rank == 0) {
         char* model = xprintf("%s/model.safetensors", w->tmp);
-        int bad =
-            run_lock_check(c->lock) != 0 || tensors_write(model, c->table, &w->weights, 1, &w->model, c->ctx) != 0;
+        int bad = tensors_write(model, c->table, &w->weights, 1, &w->model, c->ctx) != 0;
         writer_fails(w, bad, "write model.safetensors");
         free(model);
     }
@@ -160,7 +159,7 @@ static inline void writer_write_thread(void* argument) {
         int bad = writer_write_text(w, "config.json", w->config) || writer_write_text(w, "trainer.json", w->trainer) ||
                   (w->card && writer_write_text(w, CHECKPOINT_CARD, w->card));
         if (!bad && c->tokenizer) {
-            bad = run_lock_check(c->lock) != 0 || tokenizer_files_write(c->tokenizer, w->tmp) != 0;
+            bad = tokenizer_files_write(c->tokenizer, w->tmp) != 0;
             writer_fails(w, bad, "write the tokenizer");
         }
     }
@@ -218,12 +217,12 @@ static inline int writer_end(CheckpointWriter* w, int failed) {
     }
     if (failed < 0) {
         w->saved = w->step;
-        if (w->warning && run_lock_check(w->c.lock) == 0) warn("%s", w->warning);
+        if (w->warning) warn("%s", w->warning);
         writer_report(w);
     } else if (is_first) {
         const WriterShare* why = &w->all[failed];
         char* who = ranks > 1 ? xprintf("rank %d: ", failed) : xprintf("%s", "");
-        checkpoint_remove(w->c.lock, w->tmp);
+        checkpoint_remove(w->tmp);
         warn("%s: the checkpoint could not be saved (%s%s: %s); earlier checkpoints are untouched", w->dir, who,
              why->task, strerror(why->error));
         free(who);
@@ -244,7 +243,7 @@ static inline int writer_failed_rank(const CheckpointWriter* w) {
 static inline void writer_compare_weights(const CheckpointWriter* w) {
     for (int r = 1; r < w->group->size; r++) {
         if (w->all[r].weights == w->all[0].weights) continue;
-        if (w->group->rank == 0) checkpoint_remove(w->c.lock, w->tmp);
+        if (w->group->rank == 0) checkpoint_remove(w->tmp);
         checkpoint_die(w->group, FAILED,
                        "step %lld: rank %d holds other weights than rank 0 (%08x and %08x); the ranks have diverged",
                        (long long)w->step, r, w->all[r].weights, w->all[0].weights);
@@ -317,7 +316,7 @@ static inline int writer_snapshot(CheckpointWriter* w) {
 // Create the directory to write to. A missing OUT is not created: it was moved or deleted. Returns 0, or -1 with errno.
 static inline int writer_make_directory(const CheckpointWriter* w) {
     char* parent = xprintf("%s/ckpt", w->c.out);
-    int bad = checkpoint_remove(w->c.lock, w->tmp) != 0 || (mkdir(parent, 0777) != 0 && errno != EEXIST) ||
+    int bad = checkpoint_remove(w->tmp) != 0 || (mkdir(parent, 0777) != 0 && errno != EEXIST) ||
               checkpoint_make_directory(w->tmp) != 0;
     int why = errno;
     free(parent);

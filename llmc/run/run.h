@@ -325,15 +325,14 @@ static inline void run_open_directory(Run* r) {
     if (was_open && run_count_checkpoints(r->out) != r->earlier)
         die(USAGE, "%s: another run has saved there since this one started; choose another -o", r->out);
     group_barrier(&r->group);  // the lock exists now
-    if (r->group.rank > 0 && *r->settings.out) run_lock_follow(&r->lock, r->settings.out);
-    log_open(&r->log, r->out, &r->lock, resumed);
+    log_open(&r->log, r->out, resumed);
     // A run that was killed may have logged a validation of its step after the checkpoint.
     for (size_t i = 0; i < r->log.result_count && r->settings.keep_best; i++)
         if (strcmp(r->log.results[i].key, "val_loss") == 0 && r->log.results[i].step == r->step)
             best_judge(&r->best, r->step, r->log.results[i].value);
     if (r->settings.keep_best) group_broadcast(&r->group, &r->best, sizeof r->best);
     if (*r->out) run_delete_earlier(r);
-    if (*r->out) checkpoint_clean(&r->lock, r->out, r->checkpoint, resumed);
+    if (*r->out) checkpoint_clean(r->out, r->checkpoint, resumed);
     flags_to_json(&settings, r->flags, r->flag_count);
     log_line(&r->log, &settings);
     free(settings.text);

@@ -135,10 +135,9 @@ static inline void run_refuse_foreign(const Run* r) {
 // Delete an earlier run's checkpoints with --overwrite, and the average of the weights if this run does not resume it.
 static inline void run_delete_earlier(Run* r) {
     char *average = xprintf("%s/ema", r->out), *half = xprintf("%s.tmp", average);
-    if (r->settings.overwrite)
-        checkpoint_delete_kind(&r->lock, r->out, ".damaged"), checkpoint_delete_kind(&r->lock, r->out, "");
-    if (r->settings.overwrite || (r->checkpoint && r->settings.ema == 0)) checkpoint_remove(&r->lock, average);
-    checkpoint_remove(&r->lock, half);
+    if (r->settings.overwrite) checkpoint_delete_kind(r->out, ".damaged"), checkpoint_delete_kind(r->out, "");
+    if (r->settings.overwrite || (r->checkpoint && r->settings.ema == 0)) checkpoint_remove(average);
+    checkpoint_remove(half);
     free(average), free(half);
 }
 
@@ -204,19 +203,18 @@ static inline void run_save_average(Run* r, const char* card) {
     const TensorPart part = {.prefix = "", .device = r->buffers->params, .type = VIEW_FLOATX};
     const char* config_json = r->config.text;
     CheckpointFile known = {.name = "model.safetensors"};
-    RunLock* lock = &r->lock;
-    if (!*r->out || run_lock_check(lock) != 0) return;
+    if (!*r->out) return;
     char *dir = xprintf("%s/ema", r->out), *tmp = xprintf("%s.tmp", dir), *model = xprintf("%s/%s", tmp, known.name),
          *config = xprintf("%s/config.json", tmp), *readme = xprintf("%s/%s", tmp, CHECKPOINT_CARD);
-    int bad = checkpoint_remove(lock, tmp) != 0 || checkpoint_make_directory(tmp) != 0 ||
+    int bad = checkpoint_remove(tmp) != 0 || checkpoint_make_directory(tmp) != 0 ||
               tensors_write(model, &r->buffers->table, &part, 1, &known.digest, &r->ctx) != 0 ||
               write_file(config, config_json, strlen(config_json)) != 0 ||
               write_file(readme, card, strlen(card)) != 0 || tokenizer_files_write(&r->tokenizer_files, tmp) != 0 ||
               checkpoint_write_manifest(tmp, &known, 1) != 0 || sync_directory(tmp) != 0 ||
-              checkpoint_remove(lock, dir) != 0 || run_lock_check(lock) != 0 || rename_into_place(tmp, dir) != 0;
+              checkpoint_remove(dir) != 0 || rename_into_place(tmp, dir) != 0;
     if (bad) {
         warn("%s: the average of the weights cannot be saved: %s", dir, strerror(errno));
-        checkpoint_remove(lock, tmp);
+        checkpoint_remove(tmp);
     }
     free(dir), free(tmp), free(model), free(config), free(readme);
 }

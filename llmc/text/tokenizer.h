@@ -1,4 +1,5 @@
-/* From token ids back to text, for samples: GPT-2's byte-level tokenizer.
+/* From token ids back to text, for samples: GPT-2's byte-level tokenizer. And the files of any tokenizer, kept in memory
+ * from the start of a run: every checkpoint gets a copy.
  *
  * A directory has tokenizer.json, or vocab.json (encoder.json in older releases), or llm.c's list of tokens. In llm.c's
  * list tokens are raw bytes. In the others a token is spelled in GPT-2's byte alphabet, one character for each byte:
@@ -176,6 +177,76 @@ static inline int tokenizer_find(const Tokenizer* t, const char* text, size_t n)
     for (int id = t->size - 1; id >= 0; id--)
         if (t->token[id].length == (int)n && memcmp(t->bytes.text + t->token[id].start, text, n) == 0) return id;
     return -1;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The files. Their directory may be renamed or deleted during the run, for example if it is an older checkpoint of the
+// same run.
+
+enum { TOKENIZER_FILES_MOST = 9 };
+
+typedef struct {
+    const char* name;
+    char* bytes;
+    size_t size;
+} TokenizerFile;
+
+typedef struct {
+    char* directory;  // where they were read from; NULL: no tokenizer
+    TokenizerFile file[TOKENIZER_FILES_MOST];
+    int count;
+} TokenizerFiles;
+
+// Read all files of a tokenizer that `directory` has. Ends with USAGE if one cannot be read.
+static inline void tokenizer_files_read(TokenizerFiles* f, const char* directory) {
+    static const char* const names[TOKENIZER_FILES_MOST] = {
+        "vocab.json",   "merges.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+        "encoder.json", "vocab.bpe",  "vocab.txt",      "gpt2_tokenizer.bin"};
+    memset(f, 0, sizeof *f);
+    f->directory = xprintf("%s", directory);
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        char* path = xprintf("%s/%s", directory, names[i]);
+        TokenizerFile* file = &f->file[f->count];
+        if (file_exists(path)) {
+            file->name = names[i];
+            file->bytes = read_file(path, TOKENIZER_MAX_FILE, &file->size, USAGE);
+            f->count++;
+        }
+        free(path);
+    }
+}
+
+// Write the files into a directory, flushed to the disk. Returns 0, or -1 with errno.
+static inline int tokenizer_files_write(const TokenizerFiles* f, const char* directory) {
+    int bad = 0;
+    for (int i = 0; i < f->count && !bad; i++) {
+        char* path = xprintf("%s/%s", directory, f->file[i].name);
+        bad = write_file(path, f->file[i].bytes, f->file[i].size) != 0;
+        int why = errno;
+        free(path);
+        errno = why;
+    }
+    return bad ? -1 : 0;
+}
+
+// Whether a directory has the same tokenizer, file by file.
+static inline int tokenizer_files_match(const TokenizerFiles* f, const char* directory) {
+    int same = f->count > 0;
+    for (int i = 0; i < f->count && same; i++) {
+        struct stat st;
+        char* path = xprintf("%s/%s", directory, f->file[i].name);
+        same = stat(path, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size == f->file[i].size;
+        char* bytes = same ? read_file(path, TOKENIZER_MAX_FILE, NULL, USAGE) : NULL;
+        same = same && memcmp(bytes, f->file[i].bytes, f->file[i].size) == 0;
+        free(bytes), free(path);
+    }
+    return same;
+}
+
+static inline void tokenizer_files_free(TokenizerFiles* f) {
+    for (int i = 0; i < f->count; i++) free(f->file[i].bytes);
+    free(f->directory);
+    memset(f, 0, sizeof *f);
 }
 
 #endif
