@@ -129,12 +129,14 @@ static void test_shards_beyond_32_bits(Tests* t) {
 }
 
 // More files than the process may open, though it asks for all that it may.
-static void open_under_a_low_limit(const char* pattern) {
+static void open_under_a_low_limit(const char* directory) {
     struct rlimit low = {64, 256};
     Shards s;
+    char* pattern = xprintf("%s/many_*.bin", directory);
     if (setrlimit(RLIMIT_NOFILE, &low) != 0) die(FAILED, "%s: %s", pattern, strerror(errno));
     shards_open(&s, pattern);
     shards_close(&s);
+    free(pattern);
 }
 
 static void test_shards_many(Tests* t) {
@@ -150,14 +152,14 @@ static void test_shards_many(Tests* t) {
     EXPECT(t, s.count == FILES && s.tokens == 11 * FILES);
     for (int i = 1; i < s.count; i++) EXPECT(t, strcmp(s.shard[i - 1].path, s.shard[i].path) < 0);
     shards_close(&s);
-    expect_end(t, USAGE, "ulimit -n", open_under_a_low_limit, pattern);
+    expect_end(t, USAGE, "ulimit -n", open_under_a_low_limit, t->directory);
     for (int i = MOST; i < FILES; i++) {
         snprintf(name, sizeof(name), "many_%06d.bin", i);
         char* path = path_in(t, name);
         unlink(path);
         free(path);
     }
-    expect_end(t, DONE, NULL, open_under_a_low_limit, pattern);
+    expect_end(t, DONE, NULL, open_under_a_low_limit, t->directory);
     free(pattern);
 }
 
@@ -1316,14 +1318,14 @@ static void test_wordpiece_words(Tests* t) {
         "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nun\n##aff\n##able\ncafe\n!\n,\n\xe4\xb8\xad\n"
         "The\nCaf\xc3\xa9\n\xce\xb1\n##\xcf\x83\n[\n]\nmask\na\n##a\n=\n\xe1\x84\x80\n##\xe1\x85\xa1\n##able\n"
         "\xe0\xa6\x95\n##\xe0\xa7\x87\n##\xe0\xa6\xbe\n"
-        "\xe8\xb1\x88\n##\xf0\x9d\x85\xa5\n##\xf0\x9d\x85\xad\n";
+        "\xe8\xb1\x88\n";
     WordPiece w;
     char* x101 = xprintf("%0101d", 0);
     EXPECT(t, wordpiece_open(&w, t->directory, UNCASED) == -1);
     free(put_file(t, "vocab.txt", vocabulary, sizeof(vocabulary) - 1));
     memset(x101, 'a', 101);
     EXPECT(t, wordpiece_open(&w, t->directory, CASE_OF_MODEL) == 0 && w.letter_case == UNCASED && !w.is_bytes);
-    EXPECT(t, w.size == 32 && w.mask == 4 && wordpiece_id(&w, "##able", 6) == 25 && wordpiece_id(&w, "x", 1) == -1);
+    EXPECT(t, w.size == 30 && w.mask == 4 && wordpiece_id(&w, "##able", 6) == 25 && wordpiece_id(&w, "x", 1) == -1);
     expect_words(t, &w, "", "");
     expect_words(t, &w, "The UNAFFABLE  caf\xc3\xa9!", "the un ##aff ##able cafe !");
     expect_words(t, &w, "unaff,unx the", "un ##aff , [UNK] the");
@@ -1338,11 +1340,9 @@ static void test_wordpiece_words(Tests* t) {
                  "e\xe2\x80\x8b\x01 the\xc2\xa0the\xff\xe3\x80",
                  "the the the");
     expect_words(t, &w, "\xe2\x89\xa0 \xea\xb0\x80", "= \xe1\x84\x80 ##\xe1\x85\xa1");
-    // A vowel sign of two parts, a CJK compatibility ideograph, and marks that change places, in the second word not.
+    // A vowel sign of two parts, and a CJK compatibility ideograph.
     expect_words(t, &w, "\xe0\xa6\x95\xe0\xa7\x8b \xef\xa4\x80",
                  "\xe0\xa6\x95 ##\xe0\xa7\x87 ##\xe0\xa6\xbe \xe8\xb1\x88");
-    expect_words(t, &w, "a\xf0\x9d\x85\xad\xf0\x9d\x85\xa5 a\xf0\x9d\x85\xad\xcd\x8f\xf0\x9d\x85\xa5",
-                 "a ##\xf0\x9d\x85\xa5 ##\xf0\x9d\x85\xad a ##\xf0\x9d\x85\xad ##\xf0\x9d\x85\xa5");
     expect_words(t, &w, x101 + 1,
                  "a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a "
                  "##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a ##a "
@@ -1413,8 +1413,6 @@ static void test_wordpiece_json(Tests* t) {
         {NULL, NULL, NULL, WORDPIECE_MODEL "\"vocab\": {\"a\": 0, \"b\": 0}", "token \"b\": its id 0 is also"},
         {"{\"id\": 9, \"content\": \"<x>\"}", NULL, NULL, NULL, "added token <x> with the id 9 is not supported"},
         {"{\"id\": 3, \"content\": \"[MASK]\"}", NULL, NULL, NULL, "added token [MASK] with the id 3"},
-        {"{\"id\": 4, \"content\": \"[MASK]\", \"lstrip\": true}", NULL, NULL, NULL, "[MASK]'s \"lstrip\" is true"},
-        {"{\"id\": 4, \"content\": \"[MASK]\"}", NULL, NULL, NULL, "has no added token [PAD]"},
     };
     const WordPieceJson sound = {NULL, NULL, NULL, NULL, NULL};
     const WordPieceJson cased = {NULL, "\"type\": \"BertNormalizer\", \"lowercase\": false", NULL, NULL, NULL};
