@@ -20,13 +20,12 @@
 static inline int checkpoint_digest(const char* path, uint64_t* bytes, uint32_t* crc) {
     enum { CHUNK = 1 << 20 };
     int fd = open_file(path);
+    *bytes = 0, *crc = 0;
     if (fd < 0) return -1;
     Crc32 table;
     crc32_init(&table);
     char* buffer = (char*)xmalloc(CHUNK);
     ssize_t got;
-    *bytes = 0;
-    *crc = 0;
     while ((got = read(fd, buffer, CHUNK)) > 0 || (got < 0 && errno == EINTR)) {
         if (got < 0) continue;
         *crc = crc32_update(&table, *crc, buffer, (size_t)got);
@@ -45,50 +44,37 @@ typedef struct {
     FileDigest digest;
 } CheckpointFile;
 
-// The digest of dir/name: from `known`, else by reading the file. Returns 0, or -1 with errno.
-static inline int checkpoint_find_digest(const char* dir, const char* name, const CheckpointFile* known, int count,
-                                         FileDigest* digest) {
-    for (int i = 0; i < count; i++) {
-        if (strcmp(known[i].name, name) != 0) continue;
-        *digest = known[i].digest;
-        return 0;
-    }
-    char* path = xprintf("%s/%s", dir, name);
-    int result = checkpoint_digest(path, &digest->bytes, &digest->crc), why = errno;
-    free(path);
-    errno = why;
-    return result;
-}
-
-// Write `dir`/manifest.json, over all files in `dir`. Returns 0, or -1 with errno.
+// Write `dir`/manifest.json, over all files in `dir`, of which the `known` ones must be there. Returns 0, or -1 with
+// errno.
 static inline int checkpoint_write_manifest(const char* dir, const CheckpointFile* known, int count) {
     struct dirent** entries = NULL;
-    int n = scandir(dir, &entries, NULL, alphasort), bad = n < 0;
+    int n = scandir(dir, &entries, NULL, alphasort), why = n < 0 ? errno : 0, left = count;
     Text t = {NULL, 0, 0};
+    char* path = xprintf("%s/%s", dir, CHECKPOINT_MANIFEST);
     text_printf(&t, "{\"files\": [");
-    for (int i = 0, written = 0; i < n; i++) {
+    for (int i = 0, written = 0; i < n; free(entries[i++])) {
+        const char* name = entries[i]->d_name;
         FileDigest digest;
-        if (!bad && entries[i]->d_name[0] != '.' && strcmp(entries[i]->d_name, CHECKPOINT_MANIFEST) != 0) {
-            bad = checkpoint_find_digest(dir, entries[i]->d_name, known, count, &digest) != 0;
-            if (!bad) {
-                text_printf(&t, "%s\n  {\"name\": ", written++ ? "," : "");
-                text_json_string(&t, entries[i]->d_name, strlen(entries[i]->d_name));
-                text_printf(&t, ", \"bytes\": %llu, \"crc32\": \"%08x\"}", (unsigned long long)digest.bytes,
-                            digest.crc);
-            }
+        int k = 0;
+        if (name[0] == '.' || strcmp(name, CHECKPOINT_MANIFEST) == 0) continue;
+        while (k < count && strcmp(known[k].name, name) != 0) k++;
+        if (k < count) digest = known[k].digest, left--;
+        else {
+            char* file = xprintf("%s/%s", dir, name);
+            if (checkpoint_digest(file, &digest.bytes, &digest.crc) != 0 && !why) why = errno;
+            free(file);
         }
-        free(entries[i]);
+        text_printf(&t, "%s\n  {\"name\": ", written++ ? "," : "");
+        text_json_string(&t, name, strlen(name));
+        text_printf(&t, ", \"bytes\": %llu, \"crc32\": \"%08x\"}", (unsigned long long)digest.bytes, digest.crc);
     }
-    free(entries);
+    if (left > 0 && !why) why = ENOENT;  // another rank's file, on a disk that is not shared
     text_printf(&t, "],\n");
     text_printf(&t, "\"crc32\": \"%08x\"}\n", crc32_of(0, t.text, t.length));
-    char* path = xprintf("%s/%s", dir, CHECKPOINT_MANIFEST);
-    if (!bad) bad = write_file(path, t.text, t.length) != 0;
-    int saved = errno;
-    free(path);
-    free(t.text);
-    errno = saved;
-    return bad ? -1 : 0;
+    if (!why && write_file(path, t.text, t.length) != 0) why = errno;
+    free(entries), free(path), free(t.text);
+    errno = why;
+    return why ? -1 : 0;
 }
 
 // An open manifest.

@@ -4,7 +4,7 @@
  *                                [3] vocabulary V, [4] layers L, [5] heads, [6] channels C, [7] Vp, V with padding
  *                  weights       sixteen kinds of tensors one after the other, each kind for all layers; matrices are
  *                                [out, in]; rows V .. Vp - 1 of the first tensor, the token embedding, are padding
- *   tokens         256 x uint32  header: [0] magic 20240328, [1] version 1 or 2, [2] count, [3] end of text (version 2)
+ *   tokens         256 x uint32  header: [0] magic 20240328, [1] version 2, [2] count, [3] end of text
  *                  count times   a length, one byte, and as many bytes: the token
  *
  * The files do not state that the model has pre-layernorm blocks, a tied head, tanh-GELU and an epsilon of 1e-5.
@@ -138,7 +138,7 @@ static inline void llmc_weights_close(LlmcWeights* w) {
 
 typedef struct {
     int count;
-    int end_of_text;  // id of the end-of-text token; -1: unknown
+    int end_of_text;  // id of the end-of-text token
     char* text;       // the whole file
     size_t* start;    // [count] where each token begins in `text`; the byte before is its length
 } LlmcTokens;
@@ -157,19 +157,11 @@ static inline void llmc_tokens_read(LlmcTokens* t, const char* path) {
     if (header[0] != LLMC_MAGIC_TOKENS)
         die(USAGE, "%s: is not a list of tokens of llm.c: its magic number is %u, not %d", path, header[0],
             (int)LLMC_MAGIC_TOKENS);
-    if (header[1] != 1 && header[1] != 2)
-        die(USAGE, "%s: is a list of tokens of version %u; 1 and 2 are supported", path, header[1]);
-    if (header[2] < 1 || header[2] > LLMC_MAX_SIZE)
-        die(USAGE, "%s: its header gives %u tokens; allowed: 1..%d", path, header[2], (int)LLMC_MAX_SIZE);
-    t->count = (int)header[2];
-    // Version 1 was used for GPT-2's vocabulary only, whose last token ends a text.
-    t->end_of_text = t->count == 50257 ? 50256 : -1;
-    if (header[1] == 2) {
-        if (header[3] >= header[2])
-            die(USAGE, "%s: its header gives token %u of %u as the end of text; the file is damaged", path, header[3],
-                header[2]);
-        t->end_of_text = (int)header[3];
-    }
+    if (header[1] != 2) die(USAGE, "%s: is a list of tokens of version %u; 2 is supported", path, header[1]);
+    if (header[2] < 1 || header[2] > LLMC_MAX_SIZE || header[3] >= header[2])
+        die(USAGE, "%s: its header gives %u tokens, allowed: 1..%d, and token %u as the end of text", path, header[2],
+            (int)LLMC_MAX_SIZE, header[3]);
+    t->count = (int)header[2], t->end_of_text = (int)header[3];
     // A token takes at least two bytes, so a damaged header cannot make this allocate more than the file justifies.
     if ((size - at) / 2 < (size_t)t->count)
         die(USAGE, "%s: its header gives %d tokens, but only %zu bytes follow it; the file is truncated", path,

@@ -7,6 +7,10 @@
  * Metadata {"a": "b"}, where b is a tensor and a is not, says that a is b: safetensors.torch.save_model stores a tensor
  * that has several names once.
  *
+ * Of a model in several files, as transformers writes large ones, model.safetensors.index.json maps tensors to files,
+ * and all files are read as if they were one: {"weight_map": {NAME: "model-00001-of-00002.safetensors", ...}}. A tensor
+ * that the index names must be in its file, and no tensor may be in two files.
+ *
  * The reader checks all of this before it returns a tensor, and dies naming the file and the tensor. The writer reports
  * errors instead: a full disk must not end a run. After its first error it does nothing more, so it is enough to check
  * the result of safetensors_writer_finish(). */
@@ -32,7 +36,7 @@ typedef struct {
 
 typedef struct SafeTensors {
     char* file;
-    int fd;  // -1: the tensors are in shards (safetensors_index.h)
+    int fd;  // -1: the tensors are in shards
     int count;
     SafeTensor* tensors;  // [count] sorted by name
     Json header;          // owns the names
@@ -383,6 +387,58 @@ static inline int safetensors_writer_finish(SafeTensorsWriter* w) {
     memset(&w->metadata, 0, sizeof(w->metadata));
     memset(&w->entries, 0, sizeof(w->entries));
     return safetensors_writer_result(w);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Several files
+
+#define SAFETENSORS_INDEX "model.safetensors.index.json"
+
+// The shard that an entry of the index names, in the directory of the index. It is opened at its first use.
+static inline const SafeTensors* safetensors_shard(SafeTensors* st, const JsonNode* entry) {
+    const char *slash = strrchr(st->file, '/'), *name = entry->string;
+    if (entry->type != JSON_STRING || !*name || strlen(name) != entry->length || strchr(name, '/') ||
+        strcmp(name, "..") == 0)
+        die(USAGE, "%s: tensor \"%s\": is not mapped to a file in the same directory; the index is damaged", st->file,
+            entry->key);
+    char* path = xprintf("%.*s%s", slash ? (int)(slash + 1 - st->file) : 0, st->file, name);
+    // Most tensors are in the same shard as the previous one.
+    for (int i = st->shard_count - 1; i >= 0; i--) {
+        if (strcmp(st->shards[i].file, path) != 0) continue;
+        free(path);
+        return &st->shards[i];
+    }
+    if (!file_exists(path))
+        die(USAGE, "%s: is missing, but %s names it; download it too", path, slash ? slash + 1 : st->file);
+    st->shards =
+        (SafeTensors*)array_reserve(st->shards, &st->shard_capacity, (size_t)st->shard_count + 1, sizeof(SafeTensors));
+    safetensors_open(&st->shards[st->shard_count], path);
+    free(path);
+    return &st->shards[st->shard_count++];
+}
+
+// Open all files of an index.
+static inline void safetensors_open_index(SafeTensors* st, const char* path) {
+    memset(st, 0, sizeof *st);
+    st->file = xprintf("%s", path);
+    st->fd = -1;
+    json_load(&st->header, path, (size_t)1 << 24);
+    const JsonNode* map = json_need(st->header.root, "weight_map", JSON_OBJECT, path);
+    for (const JsonNode* n = map->first; n; n = n->next) {
+        const SafeTensors* shard = safetensors_shard(st, n);
+        if (!safetensors_find(shard, n->key))
+            die(USAGE, "%s: tensor \"%s\": is not in %s, to which this file maps it; download both again", path, n->key,
+                shard->file);
+    }
+    for (int i = 0; i < st->shard_count; i++) st->count += st->shards[i].count;
+    st->tensors = (SafeTensor*)xcalloc((size_t)st->count, sizeof(SafeTensor));
+    for (int i = 0, at = 0; i < st->shard_count; at += st->shards[i++].count)
+        memcpy(st->tensors + at, st->shards[i].tensors, (size_t)st->shards[i].count * sizeof(SafeTensor));
+    qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), safetensors_compare_name);
+    for (int i = 1; i < st->count; i++)
+        if (strcmp(st->tensors[i].name, st->tensors[i - 1].name) == 0)
+            die(USAGE, "%s: tensor \"%s\": is in %s too; remove the files of the other model", st->tensors[i].file,
+                st->tensors[i].name, st->tensors[i - 1].file);
 }
 
 #endif

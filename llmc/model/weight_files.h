@@ -4,7 +4,7 @@
 #define LLMC_MODEL_WEIGHT_FILES_H
 
 #include "llmc/data/llmc_files.h"
-#include "llmc/data/safetensors_index.h"
+#include "llmc/data/safetensors.h"
 #include "llmc/model/tensors.h"
 
 static inline int name_ends_with(const char* name, const char* ending) {

@@ -128,7 +128,7 @@ static inline void tokenizer_add_list(Tokenizer* t, const char* file) {
     llmc_tokens_read(&list, file);
     for (int id = list.count - 1; id >= 0; id--)  // the largest first, to allocate once
         tokenizer_put(t, id, list.text + list.start[id], llmc_token_length(&list, id));
-    if (list.end_of_text >= 0) t->end_of_text = list.end_of_text;
+    t->end_of_text = list.end_of_text;
     llmc_tokens_free(&list);
 }
 
