@@ -132,11 +132,10 @@ static inline void log_cut_back(Log* log, const char* path, int64_t last_step) {
         }
         json_free(&line);
     }
-    char* temporary = xprintf("%s.tmp", path);
+    Path temporary = path_of("%s.tmp", path);
     if (kept.length != n &&
-        (write_file(temporary, kept.text, kept.length) != 0 || rename_into_place(temporary, path) != 0))
+        (write_file(temporary.text, kept.text, kept.length) != 0 || rename_into_place(temporary.text, path) != 0))
         die(FAILED, "%s: cannot be cut back to step %lld: %s", path, (long long)last_step, strerror(errno));
-    free(temporary);
     free(kept.text);
     free(text);
 }
@@ -157,15 +156,15 @@ static inline void log_open(Log* log, const char* out_dir, int64_t resume_step) 
     log->is_terminal = isatty(STDOUT_FILENO);
     if (!out_dir || !*out_dir) return;
     log->directory = xprintf("%s", out_dir);
-    char* path = xprintf("%s/log.jsonl", out_dir);
+    Path path = path_of("%s/log.jsonl", out_dir);
     if (make_directories(out_dir) == 0) {
-        if (resume_step >= 0 && file_exists(path)) log_cut_back(log, path, resume_step);
+        if (resume_step >= 0 && file_exists(path.text)) log_cut_back(log, path.text, resume_step);
         int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | (resume_step < 0 ? O_TRUNC : 0);
-        log->fd = open(path, flags, 0666);
+        log->fd = open(path.text, flags, 0666);
     }
     int status = errno == ENOSPC || errno == EIO ? FAILED : USAGE;
-    if (log->fd < 0) die(status, "%s: cannot be written: %s; give another directory with -o", path, strerror(errno));
-    free(path);
+    if (log->fd < 0)
+        die(status, "%s: cannot be written: %s; give another directory with -o", path.text, strerror(errno));
 }
 
 // Also works for a zero-initialised Log that was never opened.

@@ -21,11 +21,10 @@
 
 // Read the first line of a short file into `line`. Returns 0 if there is none.
 static inline int cpu_share_read(const char* directory, const char* name, char* line, int size) {
-    char* path = xprintf("%s/%s", directory, name);
-    FILE* f = fopen(path, "r");
+    Path path = path_of("%s/%s", directory, name);
+    FILE* f = fopen(path.text, "r");
     int found = f && fgets(line, size, f);
     if (f) fclose(f);
-    free(path);
     return found;
 }
 
@@ -44,14 +43,13 @@ static inline double cpu_share_of_group(const char* directory) {
 
 // The smallest quota of a group and its parents. `mount` is where the root of the groups is, `path` begins with "/".
 static inline double cpu_share_of_path(const char* mount, const char* path) {
-    char* directory = xprintf("%s%s", mount, path);
-    double share = cpu_share_of_group(directory);
-    for (size_t n = strlen(directory); n > strlen(mount); n--) {
-        if (directory[n - 1] != '/') continue;
-        directory[n - 1] = '\0';
-        share = fmin(share, cpu_share_of_group(directory));
+    Path directory = path_of("%s%s", mount, path);
+    double share = cpu_share_of_group(directory.text);
+    for (size_t n = strlen(directory.text); n > strlen(mount); n--) {
+        if (directory.text[n - 1] != '/') continue;
+        directory.text[n - 1] = '\0';
+        share = fmin(share, cpu_share_of_group(directory.text));
     }
-    free(directory);
     return share;
 }
 
@@ -69,9 +67,8 @@ static inline double cpu_share_quota(const char* file, const char* root) {
         if (*controllers && strncmp(controllers, "cpu,", 4) != 0 && strcmp(controllers, "cpu") != 0 &&
             strcmp(controllers, "cpuacct,cpu") != 0)
             continue;
-        char* mount = xprintf("%s%s%s", root, *controllers ? "/" : "", controllers);
-        share = fmin(share, cpu_share_of_path(mount, path));
-        free(mount);
+        Path mount = path_of("%s%s%s", root, *controllers ? "/" : "", controllers);
+        share = fmin(share, cpu_share_of_path(mount.text, path));
     }
     if (f) fclose(f);
     return share;

@@ -116,6 +116,21 @@ __attribute__((format(printf, 1, 2))) static inline char* xprintf(const char* fo
     return text;
 }
 
+// A path, as a value that needs no free().
+typedef struct {
+    char text[4096];
+} Path;
+
+__attribute__((format(printf, 1, 2))) static inline Path path_of(const char* format, ...) {
+    Path path;
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(path.text, sizeof path.text, format, args);
+    va_end(args);
+    if (n < 0 || (size_t)n >= sizeof path.text) die(USAGE, "%.80s...: is too long for a path", path.text);
+    return path;
+}
+
 static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -238,20 +253,19 @@ static inline int is_directory(const char* path) {
 
 // Create `path` and its parents. Returns 0, or -1 with errno.
 static inline int make_directories(const char* path) {
-    char* copy = xprintf("%s", path);
+    Path copy = path_of("%s", path);
     int result = 0;
-    for (char* p = copy + 1; result == 0; p++) {
+    for (char* p = copy.text + 1; result == 0; p++) {
         if (*p != '/' && *p != '\0') continue;
         char end = *p;
         *p = '\0';
-        if (mkdir(copy, 0777) != 0) {
+        if (mkdir(copy.text, 0777) != 0) {
             int why = errno == EEXIST ? ENOTDIR : errno;  // there is a file, unless:
-            if (!is_directory(copy)) result = -1, errno = why;
+            if (!is_directory(copy.text)) result = -1, errno = why;
         }
         *p = end;
         if (end == '\0') break;
     }
-    free(copy);
     return result;
 }
 
@@ -393,11 +407,8 @@ static inline int sync_directory(const char* path) {
 // with errno.
 static inline int rename_into_place(const char* from, const char* to) {
     const char* slash = strrchr(to, '/');
-    char* parent = slash ? xprintf("%.*s", (int)(slash - to) + 1, to) : xprintf(".");
-    int bad = rename(from, to) != 0 || sync_directory(parent) != 0, why = errno;
-    free(parent);
-    errno = why;
-    return bad ? -1 : 0;
+    Path parent = slash ? path_of("%.*s", (int)(slash - to) + 1, to) : path_of(".");
+    return rename(from, to) != 0 || sync_directory(parent.text) != 0 ? -1 : 0;
 }
 
 #endif

@@ -130,16 +130,16 @@ static inline void predictions_refuse_input(const char* flag, const char* path, 
 // `start`, such as an input or a model's file. Changes nothing on the disk.
 static inline void predictions_check(const char* flag, const char* path, const char* start) {
     struct stat found;
-    char* temporary = xprintf("%s.tmp", path);
-    int is_there = stat(path, &found) == 0, was_there = access(temporary, F_OK) == 0;
+    Path temporary = path_of("%s.tmp", path);
+    int is_there = stat(path, &found) == 0, was_there = access(temporary.text, F_OK) == 0;
     if (is_there && !S_ISREG(found.st_mode)) die(USAGE, "%s %s: exists and is not a regular file", flag, path);
     predictions_refuse_foreign(flag, path, start);
-    predictions_refuse_foreign(flag, temporary, start);
-    int fd =
-        is_there && access(path, W_OK) != 0 ? -1 : open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+    predictions_refuse_foreign(flag, temporary.text, start);
+    int fd = is_there && access(path, W_OK) != 0
+                 ? -1
+                 : open(temporary.text, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
     int error = errno;
-    if (fd >= 0 && !was_there) unlink(temporary);
-    free(temporary);
+    if (fd >= 0 && !was_there) unlink(temporary.text);
     if (fd < 0) die(USAGE, "%s %s: cannot be written: %s", flag, path, strerror(error));
     close(fd);
 }
@@ -152,10 +152,9 @@ static inline void predictions_fail(const char* temporary, const char* path) {
 }
 
 static inline void predictions_write(const char* path, const Text* t) {
-    char* temporary = xprintf("%s.tmp", path);
-    if (write_file(temporary, t->text, t->length) != 0 || rename_into_place(temporary, path) != 0)
-        predictions_fail(temporary, path);
-    free(temporary);
+    Path temporary = path_of("%s.tmp", path);
+    if (write_file(temporary.text, t->text, t->length) != 0 || rename_into_place(temporary.text, path) != 0)
+        predictions_fail(temporary.text, path);
 }
 
 #endif

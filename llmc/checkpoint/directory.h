@@ -50,7 +50,7 @@ static inline int checkpoint_write_manifest(const char* dir, const CheckpointFil
     struct dirent** entries = NULL;
     int n = scandir(dir, &entries, NULL, alphasort), why = n < 0 ? errno : 0, left = count;
     Text t = {NULL, 0, 0};
-    char* path = xprintf("%s/%s", dir, CHECKPOINT_MANIFEST);
+    Path path = path_of("%s/%s", dir, CHECKPOINT_MANIFEST);
     text_printf(&t, "{\"files\": [");
     for (int i = 0, written = 0; i < n; free(entries[i++])) {
         const char* name = entries[i]->d_name;
@@ -60,9 +60,8 @@ static inline int checkpoint_write_manifest(const char* dir, const CheckpointFil
         while (k < count && strcmp(known[k].name, name) != 0) k++;
         if (k < count) digest = known[k].digest, left--;
         else {
-            char* file = xprintf("%s/%s", dir, name);
-            if (checkpoint_digest(file, &digest.bytes, &digest.crc) != 0 && !why) why = errno;
-            free(file);
+            Path file = path_of("%s/%s", dir, name);
+            if (checkpoint_digest(file.text, &digest.bytes, &digest.crc) != 0 && !why) why = errno;
         }
         text_printf(&t, "%s\n  {\"name\": ", written++ ? "," : "");
         text_json_string(&t, name, strlen(name));
@@ -71,8 +70,8 @@ static inline int checkpoint_write_manifest(const char* dir, const CheckpointFil
     if (left > 0 && !why) why = ENOENT;  // another rank's file, on a disk that is not shared
     text_printf(&t, "],\n");
     text_printf(&t, "\"crc32\": \"%08x\"}\n", crc32_of(0, t.text, t.length));
-    if (!why && write_file(path, t.text, t.length) != 0) why = errno;
-    free(entries), free(path), free(t.text);
+    if (!why && write_file(path.text, t.text, t.length) != 0) why = errno;
+    free(entries), free(t.text);
     errno = why;
     return why ? -1 : 0;
 }
@@ -119,9 +118,8 @@ static inline int checkpoint_is_whole(const char* dir) {
     int ok = checkpoint_manifest_open(&m, dir, why) == 0;
     for (const JsonNode* f = ok ? m.files->first : NULL; f && ok; f = f->next) {
         struct stat st;
-        char* file = xprintf("%s/%s", dir, json_get_string(f, "name", m.path));
-        ok = stat(file, &st) == 0 && (int64_t)st.st_size == json_get_int(f, "bytes", m.path);
-        free(file);
+        Path file = path_of("%s/%s", dir, json_get_string(f, "name", m.path));
+        ok = stat(file.text, &st) == 0 && (int64_t)st.st_size == json_get_int(f, "bytes", m.path);
     }
     checkpoint_manifest_close(&m);
     return ok;
@@ -132,11 +130,9 @@ static inline int checkpoint_is_whole(const char* dir) {
 
 // Create a directory that checkpoint_remove() may remove: it has a manifest from the start.
 static inline int checkpoint_make_directory(const char* path) {
-    char* manifest = xprintf("%s/%s", path, CHECKPOINT_MANIFEST);
-    int fd = mkdir(path, 0777) == 0 ? open(manifest, O_WRONLY | O_CREAT | O_CLOEXEC, 0666) : -1, why = errno;
+    Path manifest = path_of("%s/%s", path, CHECKPOINT_MANIFEST);
+    int fd = mkdir(path, 0777) == 0 ? open(manifest.text, O_WRONLY | O_CREAT | O_CLOEXEC, 0666) : -1;
     if (fd >= 0) close(fd);
-    free(manifest);
-    errno = why;
     return fd < 0 ? -1 : 0;
 }
 
@@ -184,8 +180,8 @@ static inline int checkpoint_ascending(const void* a, const void* b) {
 // The steps of the directories of a kind in OUT/ckpt, ascending, into *steps (caller frees): "", the complete checkpoints,
 // ".tmp" or ".damaged". Returns their number.
 static inline int checkpoint_list(const char* out, const char* kind, int64_t** steps) {
-    char* path = xprintf("%s/ckpt", out);
-    DIR* dir = opendir(path);
+    Path path = path_of("%s/ckpt", out);
+    DIR* dir = opendir(path.text);
     int count = 0;
     size_t capacity = 0;
     *steps = (int64_t*)array_reserve(NULL, &capacity, 1, sizeof(int64_t));
@@ -196,7 +192,6 @@ static inline int checkpoint_list(const char* out, const char* kind, int64_t** s
         (*steps)[count++] = step;
     }
     if (dir) closedir(dir);
-    free(path);
     qsort(*steps, (size_t)count, sizeof(int64_t), checkpoint_ascending);
     return count;
 }
@@ -209,11 +204,10 @@ static inline char* checkpoint_path(const char* out, int64_t step) {
 static inline void checkpoint_delete_kind(const char* out, const char* kind) {
     int64_t* steps;
     for (int i = checkpoint_list(out, kind, &steps) - 1; i >= 0; i--) {
-        char* dir = xprintf("%s/ckpt/%08lld%s", out, (long long)steps[i], kind);
-        if (checkpoint_remove(dir) != 0 && (errno == EPERM || !*kind))
+        Path dir = path_of("%s/ckpt/%08lld%s", out, (long long)steps[i], kind);
+        if (checkpoint_remove(dir.text) != 0 && (errno == EPERM || !*kind))
             die(errno == EPERM ? USAGE : FAILED, "%s: cannot be deleted: %s; move it elsewhere, or choose another -o",
-                dir, errno == EPERM ? "no run of this program has written it" : strerror(errno));
-        free(dir);
+                dir.text, errno == EPERM ? "no run of this program has written it" : strerror(errno));
     }
     free(steps);
 }
@@ -223,24 +217,22 @@ static inline void checkpoint_delete_kind(const char* out, const char* kind) {
 
 // Before the first step: create OUT and check that checkpoints can be written there.
 static inline void run_directory_prepare(const char* out) {
-    char* path = xprintf("%s/ckpt", out);
-    if (make_directories(path) != 0 || access(path, W_OK) != 0)
-        die(errno == ENOSPC ? FAILED : USAGE, "%s: cannot be written: %s; give another directory with -o", path,
+    Path path = path_of("%s/ckpt", out);
+    if (make_directories(path.text) != 0 || access(path.text, W_OK) != 0)
+        die(errno == ENOSPC ? FAILED : USAGE, "%s: cannot be written: %s; give another directory with -o", path.text,
             strerror(errno));
-    free(path);
 }
 
 // Refuse to replace a model in OUT that is not from a checkpoint there, because this program has not written it.
 static inline void run_directory_refuse_foreign(const char* out) {
     static const char* const names[] = {"model.safetensors", "config.json"};
     for (size_t i = 0; i < COUNT_OF(names); i++) {
-        char* path = xprintf("%s/%s", out, names[i]);
-        if (file_exists(path))
+        Path path = path_of("%s/%s", out, names[i]);
+        if (file_exists(path.text))
             die(USAGE,
                 "%s: belongs to a model that is not from a run of this program; choose another -o, or --overwrite 1 "
                 "(without -y) replaces it",
-                path);
-        free(path);
+                path.text);
     }
 }
 
@@ -267,13 +259,12 @@ static inline int checkpoint_publish(const char* out, const char* dir) {
             strcmp(name, "trainer.json") == 0 || strcmp(name, CHECKPOINT_MANIFEST) == 0)
             continue;
         if (strcmp(name, CHECKPOINT_CARD) == 0 && checkpoint_has_users_card(out)) continue;
-        char *from = xprintf("%s/%s", dir, name), *to = xprintf("%s/%s", out, name), *tmp = xprintf("%s.tmp", to);
-        unlink(tmp);  // left by a killed run; older versions linked the checkpoint's file
-        bad = copy_file(from, tmp) != 0 || rename(tmp, to) != 0;
+        Path from = path_of("%s/%s", dir, name), to = path_of("%s/%s", out, name), tmp = path_of("%s.tmp", to.text);
+        unlink(tmp.text);  // left by a killed run; older versions linked the checkpoint's file
+        bad = copy_file(from.text, tmp.text) != 0 || rename(tmp.text, to.text) != 0;
         int why = errno;
-        if (bad) unlink(tmp);
+        if (bad) unlink(tmp.text);
         errno = why;
-        free(from), free(to), free(tmp);
     }
     bad = bad || sync_directory(out) != 0;
     int saved = errno;
@@ -284,12 +275,11 @@ static inline int checkpoint_publish(const char* out, const char* dir) {
 
 // Delete a checkpoint, unless it is not the run's own. A failure only leaves files behind.
 static inline void checkpoint_delete(const char* dir) {
-    char* gone = xprintf("%s.tmp", dir);
+    Path gone = path_of("%s.tmp", dir);
     int is_own = checkpoint_is_own(dir);
-    if (is_own) checkpoint_remove(gone);
+    if (is_own) checkpoint_remove(gone.text);
     // Renamed first: a checkpoint that is being deleted must not look complete.
-    if (is_own && rename(dir, gone) == 0) checkpoint_remove(gone);
-    free(gone);
+    if (is_own && rename(dir, gone.text) == 0) checkpoint_remove(gone.text);
 }
 
 // After `step` was saved: delete the checkpoints that -nk, -nm and --keep-best do not keep. Incomplete checkpoints do

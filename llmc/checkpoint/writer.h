@@ -71,9 +71,10 @@ static inline int writer_fails(CheckpointWriter* w, int bad, const char* task) {
 }
 
 static inline int writer_write_text(CheckpointWriter* w, const char* name, const char* text) {
-    char *path = xprintf("%s/%s", w->tmp, name), *task = xprintf("write %s", name);
-    int bad = writer_fails(w, write_file(path, text, strlen(text)) != 0, task);
-    free(path), free(task);
+    Path path = path_of("%s/%s", w->tmp, name);
+    char task[sizeof w->mine.task];
+    snprintf(task, sizeof task, "write %s", name);
+    int bad = writer_fails(w, write_file(path.text, text, strlen(text)) != 0, task);
     return bad;
 }
 
@@ -99,17 +100,18 @@ static inline void writer_write_optimizer(CheckpointWriter* w) {
     char name[CHECKPOINT_NAME];
     if (!w->sharded && rank > 0) return;
     checkpoint_optimizer_name(name, w->sharded, rank, w->group->size);
-    char *path = xprintf("%s/%s", w->tmp, name), *task = xprintf("write %s", name);
+    Path path = path_of("%s/%s", w->tmp, name);
+    char task[sizeof w->mine.task];
+    snprintf(task, sizeof task, "write %s", name);
     int bad;
     if (w->sharded)
-        bad = tensors_write_shard(path, c->table, w->moments, w->moment_count, c->optimizer->shard, &w->mine.shard,
+        bad = tensors_write_shard(path.text, c->table, w->moments, w->moment_count, c->optimizer->shard, &w->mine.shard,
                                   c->ctx);
-    else bad = tensors_write(path, c->table, w->moments, w->moment_count, &w->optimizer, c->ctx);
+    else bad = tensors_write(path.text, c->table, w->moments, w->moment_count, &w->optimizer, c->ctx);
     // Rank 0 has made the directory before any rank's thread began.
     if (bad && errno == ENOENT && rank > 0)
         writer_fails(w, 1, "find rank 0's directory: -o must be on a shared file system");
     writer_fails(w, bad, task);
-    free(path), free(task);
 }
 
 // All files are written: add the manifest, and rename the directory.
@@ -117,7 +119,7 @@ static inline void writer_commit(CheckpointWriter* w) {
     const Checkpoints* c = &w->c;
     int ranks = w->group->size, bad = 0, known = 0;
     CheckpointFile* files = (CheckpointFile*)xcalloc((size_t)ranks + 1, sizeof *files);
-    char* parent = xprintf("%s/ckpt", c->out);
+    Path parent = path_of("%s/ckpt", c->out);
     snprintf(files[known].name, CHECKPOINT_NAME, "model.safetensors");
     files[known++].digest = w->model;
     for (int r = 0; r < (w->sharded ? ranks : 1); r++) {
@@ -128,12 +130,12 @@ static inline void writer_commit(CheckpointWriter* w) {
     writer_fails(w, bad, "write manifest.json");
     if (!bad) bad = writer_fails(w, sync_directory(w->tmp) != 0, "flush its directory");
     if (!bad) bad = writer_fails(w, run_lock_check(c->lock) != 0 || rename(w->tmp, w->dir) != 0, "rename it");
-    if (!bad) bad = writer_fails(w, sync_directory(parent) != 0, "flush the directory above it");
+    if (!bad) bad = writer_fails(w, sync_directory(parent.text) != 0, "flush the directory above it");
     if (!bad && checkpoint_publish(c->out, w->dir) != 0)
         w->warning =
             xprintf("%s: the newest model could not be copied there: %s; it is in %s", c->out, strerror(errno), w->dir);
     if (!bad) checkpoint_retire(c, w->step);
-    free(files), free(parent);
+    free(files);
 }
 
 static inline void writer_write_thread(void* argument) {
@@ -141,10 +143,9 @@ static inline void writer_write_thread(void* argument) {
     const Checkpoints* c = &w->c;
     if (w->is_taken) snapshot_wait(&w->snapshot);
     if (w->group->rank == 0) {
-        char* model = xprintf("%s/model.safetensors", w->tmp);
-        int bad = tensors_write(model, c->table, &w->weights, 1, &w->model, c->ctx) != 0;
+        Path model = path_of("%s/model.safetensors", w->tmp);
+        int bad = tensors_write(model.text, c->table, &w->weights, 1, &w->model, c->ctx) != 0;
         writer_fails(w, bad, "write model.safetensors");
-        free(model);
     }
     if (!w->mine.error) writer_write_optimizer(w);
     if (w->group->rank == 0 && !w->mine.error) {
@@ -307,12 +308,9 @@ static inline int writer_snapshot(CheckpointWriter* w) {
 
 // Create the directory to write to. A missing OUT is not created: it was moved or deleted. Returns 0, or -1 with errno.
 static inline int writer_make_directory(const CheckpointWriter* w) {
-    char* parent = xprintf("%s/ckpt", w->c.out);
-    int bad = checkpoint_remove(w->tmp) != 0 || (mkdir(parent, 0777) != 0 && errno != EEXIST) ||
+    Path parent = path_of("%s/ckpt", w->c.out);
+    int bad = checkpoint_remove(w->tmp) != 0 || (mkdir(parent.text, 0777) != 0 && errno != EEXIST) ||
               checkpoint_make_directory(w->tmp) != 0;
-    int why = errno;
-    free(parent);
-    errno = why;
     return bad ? -1 : 0;
 }
 

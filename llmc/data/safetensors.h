@@ -401,19 +401,17 @@ static inline const SafeTensors* safetensors_shard(SafeTensors* st, const JsonNo
         strcmp(name, "..") == 0)
         die(USAGE, "%s: tensor \"%s\": is not mapped to a file in the same directory; the index is damaged", st->file,
             entry->key);
-    char* path = xprintf("%.*s%s", slash ? (int)(slash + 1 - st->file) : 0, st->file, name);
+    Path path = path_of("%.*s%s", slash ? (int)(slash + 1 - st->file) : 0, st->file, name);
     // Most tensors are in the same shard as the previous one.
     for (int i = st->shard_count - 1; i >= 0; i--) {
-        if (strcmp(st->shards[i].file, path) != 0) continue;
-        free(path);
+        if (strcmp(st->shards[i].file, path.text) != 0) continue;
         return &st->shards[i];
     }
-    if (!file_exists(path))
-        die(USAGE, "%s: is missing, but %s names it; download it too", path, slash ? slash + 1 : st->file);
+    if (!file_exists(path.text))
+        die(USAGE, "%s: is missing, but %s names it; download it too", path.text, slash ? slash + 1 : st->file);
     st->shards =
         (SafeTensors*)array_reserve(st->shards, &st->shard_capacity, (size_t)st->shard_count + 1, sizeof(SafeTensors));
-    safetensors_open(&st->shards[st->shard_count], path);
-    free(path);
+    safetensors_open(&st->shards[st->shard_count], path.text);
     return &st->shards[st->shard_count++];
 }
 

@@ -50,29 +50,18 @@ static inline int tensors_are_llmc(const char* path) { return name_ends_with(pat
 // Instructions to convert a model to safetensors with transformers. They name the class in config.json, because another
 // class would drop heads, or add random heads that look like trained ones. `from` completes the arguments.
 static inline char* tensors_recipe(const char* directory, const char* from) {
-    static const char* const automatic[][2] = {{"ForSequenceClassification", "AutoModelForSequenceClassification"},
-                                               {"ForQuestionAnswering", "AutoModelForQuestionAnswering"},
-                                               {"ForPreTraining", "AutoModelForPreTraining"},
-                                               {"ForMaskedLM", "AutoModelForMaskedLM"},
-                                               {"LMHeadModel", "AutoModelForCausalLM"},
-                                               {"BertModel", "AutoModel"},
-                                               {"GPT2Model", "AutoModel"}};
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_";
     Json json;
-    char* config = xprintf("%s/config.json", directory);
-    json_load(&json, config, (size_t)1 << 26);
+    json_load(&json, path_of("%s/config.json", directory).text, (size_t)1 << 26);
     const JsonNode *all = json_get(json.root, "architectures"), *first = all ? all->first : NULL;
     const char* name = all && all->type == JSON_ARRAY && first && first->type == JSON_STRING ? first->string : "";
-    const char *letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_", *class_name = name;
-    for (size_t i = 0; i < COUNT_OF(automatic); i++)
-        if (name_ends_with(name, automatic[i][0])) class_name = automatic[i][1];
     char* recipe = *name && strspn(name, letters) == strlen(name)
                        ? xprintf("transformers.%s.from_pretrained(\"%s\"%s).save_pretrained(NEW), and copy the "
                                  "tokenizer's files to NEW",
-                                 class_name, directory, from)
+                                 name, directory, from)
                        : xprintf("from_pretrained() and save_pretrained() of the model's class, which config.json does "
                                  "not name");
     json_free(&json);
-    free(config);
     return recipe;
 }
 
@@ -102,20 +91,18 @@ static inline void weights_open(SafeTensors* file, const char* path) {
         weights_unwrap(file);
         return;
     }
-    char *directory = xprintf("%.*s", (int)(slash - path), path), *index = xprintf("%s/" SAFETENSORS_INDEX, directory);
-    int is_sharded = file_exists(index);
-    if (is_sharded) safetensors_open_index(file, index);
-    free(index);
+    Path directory = path_of("%.*s", (int)(slash - path), path),
+         index = path_of("%s/" SAFETENSORS_INDEX, directory.text);
+    int is_sharded = file_exists(index.text);
+    if (is_sharded) safetensors_open_index(file, index.text);
     for (size_t i = 0; i < COUNT_OF(foreign) && !is_sharded; i++) {
-        char* other = xprintf("%s/%s", directory, foreign[i][0]);
-        if (file_exists(other))
-            die(USAGE, "%s: holds weights as %s writes them; write model.safetensors with transformers%s: %s", other,
-                foreign[i][1], foreign[i][2], tensors_recipe(directory, foreign[i][3]));
-        free(other);
+        Path other = path_of("%s/%s", directory.text, foreign[i][0]);
+        if (file_exists(other.text))
+            die(USAGE, "%s: holds weights as %s writes them; write model.safetensors with transformers%s: %s",
+                other.text, foreign[i][1], foreign[i][2], tensors_recipe(directory.text, foreign[i][3]));
     }
     if (!is_sharded) safetensors_open(file, path);  // reports that it is missing
     weights_unwrap(file);
-    free(directory);
 }
 
 // Open a weight file of either kind. Returns its layout of the matrices that the table marks TRANSPOSED.
@@ -151,10 +138,9 @@ static inline int weights_tie(const char* path, const char* prefix, const char* 
     if (tensors_are_llmc(path)) return 1;  // it has no head
     weights_open(&file, path);
     for (int i = 0; i < count; i++) {
-        char* whole = xprintf("%s%s", prefix, pairs[i][0]);
-        const SafeTensor *a = safetensors_find(&file, whole), *b = safetensors_find(&file, pairs[i][1]);
+        Path whole = path_of("%s%s", prefix, pairs[i][0]);
+        const SafeTensor *a = safetensors_find(&file, whole.text), *b = safetensors_find(&file, pairs[i][1]);
         if (!a) a = safetensors_find(&file, pairs[i][0]);
-        free(whole);
         if (!a || !b || !tensors_differ(a, b)) continue;
         if (i == 0) is_tied = 0;
         if (warns)

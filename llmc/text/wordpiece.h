@@ -101,18 +101,17 @@ static inline void wordpiece_read_rules(WordPieceRules* r, const JsonNode* part,
 // Apply `rules`, then the settings of tokenizer_config.json if it exists, then `letter_case`. The last one wins.
 static inline void wordpiece_set_rules(WordPiece* w, WordPieceRules rules, const char* directory,
                                        LetterCase letter_case) {
-    char* path = xprintf("%s/tokenizer_config.json", directory);
-    if (file_exists(path)) {
+    Path path = path_of("%s/tokenizer_config.json", directory);
+    if (file_exists(path.text)) {
         Json json;
-        json_load(&json, path, TOKENIZER_MAX_FILE);
-        wordpiece_read_rules(&rules, json.root, "do_lower_case", "tokenize_chinese_chars", path);
+        json_load(&json, path.text, TOKENIZER_MAX_FILE);
+        wordpiece_read_rules(&rules, json.root, "do_lower_case", "tokenize_chinese_chars", path.text);
         json_free(&json);
     }
     if (letter_case != CASE_OF_MODEL) rules.is_lower = letter_case == UNCASED;
     w->letter_case = rules.is_lower ? UNCASED : CASED;
     w->strips_accents = rules.strips_accents < 0 ? rules.is_lower : rules.strips_accents;
     w->splits_ideographs = rules.splits_ideographs;
-    free(path);
 }
 
 static inline void wordpiece_free(WordPiece* w) {
@@ -221,26 +220,24 @@ static inline void wordpiece_index(WordPiece* w, const char* path) {
 // Returns 0, or -1 if `directory` has neither vocab.txt nor tokenizer.json. Ends with USAGE if the vocabulary is
 // unusable.
 static inline int wordpiece_open(WordPiece* w, const char* directory, LetterCase letter_case) {
-    char *lines = xprintf("%s/vocab.txt", directory), *whole = xprintf("%s/tokenizer.json", directory);
+    Path lines = path_of("%s/vocab.txt", directory), whole = path_of("%s/tokenizer.json", directory);
     WordPieceRules rules = {.is_lower = 1, .splits_ideographs = 1, .strips_accents = -1};
     memset(w, 0, sizeof(*w));
-    if (file_exists(lines)) {
-        wordpiece_read_lines(w, lines);
-        wordpiece_index(w, lines);
-    } else if (file_exists(whole)) {
+    if (file_exists(lines.text)) {
+        wordpiece_read_lines(w, lines.text);
+        wordpiece_index(w, lines.text);
+    } else if (file_exists(whole.text)) {
         Json json;
-        json_load(&json, whole, TOKENIZER_MAX_FILE);
-        wordpiece_read_vocabulary(w, json.root, whole);
-        wordpiece_index(w, whole);
-        wordpiece_read_normalizer(&rules, json.root, whole);
-        const JsonNode* splitter = json_need(json.root, "pre_tokenizer", JSON_OBJECT, whole);
-        wordpiece_expect(splitter, "type", "BertPreTokenizer", "pre_tokenizer", whole);
-        wordpiece_check_added(w, json.root, whole);
+        json_load(&json, whole.text, TOKENIZER_MAX_FILE);
+        wordpiece_read_vocabulary(w, json.root, whole.text);
+        wordpiece_index(w, whole.text);
+        wordpiece_read_normalizer(&rules, json.root, whole.text);
+        const JsonNode* splitter = json_need(json.root, "pre_tokenizer", JSON_OBJECT, whole.text);
+        wordpiece_expect(splitter, "type", "BertPreTokenizer", "pre_tokenizer", whole.text);
+        wordpiece_check_added(w, json.root, whole.text);
         json_free(&json);
     }
     if (w->size > 0) wordpiece_set_rules(w, rules, directory, letter_case);
-    free(lines);
-    free(whole);
     return w->size > 0 ? 0 : -1;
 }
 
