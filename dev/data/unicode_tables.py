@@ -146,6 +146,11 @@ def print_items(name, kind, items):
     print("    };")
 
 
+def width(text):
+    """The columns that an editor needs: two for a wide character."""
+    return sum(1 + (unicodedata.east_asian_width(one) in "WF") for one in text)
+
+
 def print_text(name, codes):
     """The characters as a string of wchar_t, 32 bits on Linux.
 
@@ -158,7 +163,7 @@ def print_text(name, codes):
         escaped = changes or one in '"\\?'
         if escaped:
             one = f"\\u{c:04X}" if c < 0x10000 else f"\\U{c:08X}"
-        if len((line + one).encode()) > 108:
+        if width(line + one) > 108:
             print(f'        L"{line}"')
             line = ""
         line += one

@@ -380,7 +380,7 @@ refused 'model: no model.safetensors' 2 "$m/model.safetensors: " "${MODEL[@]}"
 touch "$m/model.safetensors.index.json"
 refused 'model: an empty index of shards' 2 "index.json: .*not valid JSON" "${MODEL[@]}"
 fresh_model && rm "$m/model.safetensors" && touch "$m/pytorch_model.bin"
-refused 'model: weights of PyTorch' 2 'pytorch_model.bin: holds weights as PyTorch writes them; .*AutoModelForCausalLM' "${MODEL[@]}"
+refused 'model: weights of PyTorch' 2 'pytorch_model.bin: holds weights as PyTorch writes them; .*GPT2LMHeadModel' "${MODEL[@]}"
 
 config() { # NAME PATTERN SED-SCRIPT
     fresh_model
