@@ -32,14 +32,14 @@ static inline CheckpointFinding checkpoint_examine(const char* dir, const Proces
         FileDigest digest = {0, 0};
         found.bad = 1;
         if (checkpoint_digest(file.text, &digest.bytes, &digest.crc) != 0) {
-            snprintf(found.why, CHECKPOINT_WHY, "%s: cannot be read: %s", file.text, strerror(errno));
+            snprintf(found.why, CHECKPOINT_WHY, "%.900s: cannot be read: %s", file.text, strerror(errno));
         } else {
             snprintf(wanted, sizeof wanted, "%08x", digest.crc);
             found.bad = digest.bytes != (uint64_t)json_get_int(f, "bytes", m.path) ||
                         strcmp(wanted, json_get_string(f, "crc32", m.path)) != 0;
             if (found.bad)
-                snprintf(found.why, CHECKPOINT_WHY, "%s: damaged (its size or checksum is not that of %s)", file.text,
-                         m.path);
+                snprintf(found.why, CHECKPOINT_WHY, "%.450s: damaged (its size or checksum is not that of %.450s)",
+                         file.text, m.path);
         }
     }
     checkpoint_manifest_close(&m);

@@ -214,11 +214,11 @@ static inline int writer_end(CheckpointWriter* w, int failed) {
         writer_report(w);
     } else if (is_first) {
         const WriterShare* why = &w->all[failed];
-        char* who = ranks > 1 ? xprintf("rank %d: ", failed) : xprintf("%s", "");
+        char who[24] = "";
+        if (ranks > 1) snprintf(who, sizeof who, "rank %d: ", failed);
         checkpoint_remove(w->tmp);
         warn("%s: the checkpoint could not be saved (%s%s: %s); earlier checkpoints are untouched", w->dir, who,
              why->task, strerror(why->error));
-        free(who);
     }
     if (failed >= 0) w->step = -1;
     free(w->dir), free(w->tmp), free(w->config), free(w->trainer), free(w->card), free(w->warning);
@@ -292,10 +292,10 @@ static inline int writer_snapshot(CheckpointWriter* w) {
         snapshot_open(&w->snapshot, bytes, max_int(1, w->group->local_size)) != 0) {
         double total = 0;
         for (int i = 0; i < SNAPSHOT_BUFFERS; i++) total += (double)bytes[i];
-        char* who = w->group->size > 1 ? xprintf("rank %d: ", w->group->rank) : xprintf("%s", "");
+        char who[24] = "";
+        if (w->group->size > 1) snprintf(who, sizeof who, "rank %d: ", w->group->rank);
         warn("%sthe host has no %.2f GB to spare for a snapshot; each checkpoint stops the run until it is written",
              who, 1e-9 * total);
-        free(who);
         w->has_warned = 1;
     }
     if (!w->snapshot.is_open) return 0;
