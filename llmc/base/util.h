@@ -305,7 +305,7 @@ static inline int open_input(const char* path, uint64_t* size, const char* kind,
     struct stat st;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &st) != 0)
-        die(status, "%s: cannot be opened: %s; %s", path, strerror(errno),
+        die(status, "%s: cannot be read: %s; %s", path, strerror(errno),
             errno == EMFILE ? "raise the limit on open files: ulimit -n" : "check the path and its permissions");
     if (!S_ISREG(st.st_mode)) die(status, "%s: is not a regular file; give a %s", path, kind);
     *size = (uint64_t)st.st_size;

@@ -119,8 +119,11 @@ static inline void run_check_finite(const Run* r, const char* what, double value
 
 // Record the loss of a validation after `step` steps.
 static inline void best_judge(Best* b, int64_t step, double loss) {
+    char logged[32];  // as log.jsonl has it: a resumed run may judge by that
     if (step <= b->judged) return;
     b->judged = step;
+    snprintf(logged, sizeof logged, "%.9g", loss);
+    loss = strtod(logged, NULL);
     if (!isfinite(loss) || (b->step > 0 && loss >= b->loss)) return;
     b->loss = loss, b->step = step;
 }
