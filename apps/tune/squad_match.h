@@ -9,7 +9,6 @@
 #ifndef APPS_TUNE_SQUAD_MATCH_H
 #define APPS_TUNE_SQUAD_MATCH_H
 
-#include "llmc/text/unicode_classes.h"
 #include "llmc/text/wordpiece.h"
 
 typedef struct {

@@ -6,10 +6,10 @@
 #include <sys/resource.h>
 
 #include "dev/test/tests.h"
-#include "llmc/base/cpu_share.h"
 #include "llmc/base/flags.h"
 #include "llmc/base/json.h"
 #include "llmc/base/log.h"
+#include "llmc/base/process.h"
 #include "llmc/base/rng.h"
 #include "llmc/base/schedule.h"
 #include "llmc/checkpoint/loss_svg.h"
@@ -626,7 +626,7 @@ static void log_and_resume(void* state) {
     const char* directory = (const char*)state;
     Log log;
     Text header = {NULL, 0, 0};
-    log_open(&log, directory, NULL, -1);
+    log_open(&log, directory, -1);
     text_printf(&header, "{\"batch\": 4}");
     log_line(&log, &header);
     run_steps(&log, 1, 6);
@@ -635,7 +635,7 @@ static void log_and_resume(void* state) {
     log_close(&log);
     free(header.text);
 
-    log_open(&log, directory, NULL, 3);
+    log_open(&log, directory, 3);
     CHECK(log.train.count == 2 && log.train.step[1] == 3 && log.validation.count == 1);
     run_steps(&log, 4, 4);
     CHECK(log.train.count == 3 && log.validation.count == 2);
@@ -645,7 +645,7 @@ static void log_and_resume(void* state) {
 
 static void log_to_full_disk(void* state) {
     Log log;
-    log_open(&log, (const char*)state, NULL, -1);
+    log_open(&log, (const char*)state, -1);
     run_steps(&log, 1, 3);
     log_close(&log);
 }
@@ -660,33 +660,14 @@ static void log_to_small_disk(void* state) {
 
 static void log_open_only(void* state) {
     Log log;
-    log_open(&log, (const char*)state, NULL, -1);
+    log_open(&log, (const char*)state, -1);
     log_close(&log);
-}
-
-// The directory is moved after the first step, and another one takes its place.
-static void log_of_moved(void* state) {
-    const char* directory = (const char*)state;
-    char *moved = xprintf("%s.moved", directory), *other = xprintf("%s/.lock", directory);
-    RunLock lock = {NULL, 0, 0};
-    Log log;
-    if (make_directories(directory) != 0) die(FAILED, "%s: %s", directory, strerror(errno));
-    run_lock_take(&lock, directory, O_CREAT);
-    log_open(&log, directory, &lock, -1);
-    run_steps(&log, 1, 1);
-    if (rename(directory, moved) != 0 || make_directories(directory) != 0 || write_file(other, "", 0) != 0)
-        die(FAILED, "%s: %s", directory, strerror(errno));
-    run_steps(&log, 2, 3);
-    log_write_svg(&log, "not written");
-    log_close(&log);
-    run_lock_close(&lock);
-    free(moved), free(other);
 }
 
 static void log_without_file(void* state) {
     Log log;
     (void)state;
-    log_open(&log, "", NULL, 5);
+    log_open(&log, "", 5);
     run_steps(&log, 1, 1);
     log_write_svg(&log, "not written");
     log_close(&log);
@@ -744,20 +725,6 @@ static void test_log(Tests* t) {
                strstr(text, "{\"step\": 2, \"val_loss\": 5.5}\n"),
            "log/full disk leaves whole lines", "status %d:\n%s\n%s", status, text, output.text);
     free(text);
-
-    char *here = xprintf("%s/here", root), *moved = xprintf("%s.moved", here);
-    output.length = 0;
-    status = run_in_child(&output, STDOUT_AND_STDERR, log_of_moved, here);
-    text = read_text(moved, "log.jsonl");
-    const char* newline = strchr(text, '\n');
-    expect(t, status == 0 && newline && !newline[1] && !strstr(output.text, "warning"), "log/a directory that is moved",
-           "status %d: %s\n%s", status, output.text, text);
-    free(text);
-    text = read_text(here, "log.jsonl");
-    char* plot = read_text(here, "loss.svg");
-    expect(t, strcmp(text, "(no such file)") == 0 && strcmp(plot, "(no such file)") == 0,
-           "log/another run's directory in its place", "%.100s %.100s", text, plot);
-    free(text), free(plot), free(here), free(moved);
 
     char* below_file = xprintf("%s/log.jsonl/x", run);
     output.length = 0;

@@ -277,7 +277,7 @@ def check_tokens(name, program, folder, tokenizer, mixed, work):
 
 
 def own_tokenizer(folder, mixed):
-    """A vocabulary made here, with added tokens of every kind, some of which overlap."""
+    """A vocabulary made here, with added tokens, some of which begin together."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
@@ -285,10 +285,8 @@ def own_tokenizer(folder, mixed):
         vocab_size=6000, special_tokens=[END_OF_TEXT], initial_alphabet=ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator((data.decode(errors="replace")[:20000] for _, data in mixed[:12]), trainer)
-    tokenizer.add_special_tokens([AddedToken("<|", normalized=True), "yz!"])
-    tokenizer.add_tokens(
-        ["   ", "xyz", AddedToken("xyzx", normalized=False), AddedToken("中", normalized=False), "the", "'s"]
-    )
+    tokenizer.add_special_tokens(["<|", "xyz"])
+    tokenizer.add_tokens([AddedToken(one, normalized=False) for one in ("   ", "xyzx", "中", "the", "'s")])
     tokenizer.save(os.path.join(folder, "tokenizer.json"))
     return Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
 

@@ -189,7 +189,7 @@ static void log_seed(CaseList* list, int64_t first, int count) {
     Case* c = case_new(list);
     Text settings = {NULL, 0, 0};
     char text[32];
-    log_open(&log, "made", NULL, -1);
+    log_open(&log, "made", -1);
     text_printf(&settings, "{\"batch\": 4, \"output\": \"out\"}");
     log_line(&log, &settings);
     for (int i = 0; i < count; i++) {
@@ -222,7 +222,7 @@ static void log_read(void) {
     int64_t last = step.count ? strtoll(step.word[0], NULL, 10) : 0;
     lines_free(&step);
     if (last < 0) die(USAGE, "no step");
-    log_open(&log, CASE_DIR, NULL, last);
+    log_open(&log, CASE_DIR, last);
     text_append(&none, "{}", 2);
     log_line(&log, &none);
     log_write_svg(&log, "<fuzz> & \xff");

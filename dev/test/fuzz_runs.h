@@ -233,7 +233,7 @@ static void checkpoint_seeds(CaseList* list) {
 // The manifest's last line vouches for those before it.
 static void checkpoint_seal(CaseFile* manifest, size_t n) {
     char line[32];
-    int length = snprintf(line, sizeof line, "\"crc32\": \"%08x\"}\n", checkpoint_text_crc(manifest->bytes.text, n));
+    int length = snprintf(line, sizeof line, "\"crc32\": \"%08x\"}\n", crc32_of(0, manifest->bytes.text, n));
     text_splice(&manifest->bytes, n, manifest->bytes.length - n, line, (size_t)length);
 }
 
@@ -254,7 +254,7 @@ static void checkpoint_settle_one(Case* c, const char* directory, int outermost)
         const CaseFile* f = &c->file[i];
         if (strncmp(f->name, directory, n) != 0 || f == manifest) continue;
         text_printf(&t, "%s\n  {\"name\": \"%s\", \"bytes\": %zu, \"crc32\": \"%08x\"}", written++ ? "," : "",
-                    f->name + n, f->bytes.length, checkpoint_text_crc(f->bytes.text, f->bytes.length));
+                    f->name + n, f->bytes.length, crc32_of(0, f->bytes.text, f->bytes.length));
     }
     text_printf(&t, "],\n");
     text_splice(&manifest->bytes, 0, manifest->bytes.length, t.text, t.length);

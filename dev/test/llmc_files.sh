@@ -100,7 +100,7 @@ rm -rf "$box"/*
 head -c 5000 "$work/export/model.bin" >"$box/cut.bin"
 refused 'a checkpoint that is cut' 2 "$box/cut.bin: .*truncated" -e "$box/cut.bin" -o "$box/new"
 refused 'data for a model' 2 'is not a checkpoint of llm.c: its magic number is 20240520' -e data/builtin/train.bin -o "$box/new"
-refused 'no such checkpoint' 2 "$box/none.bin: cannot be opened" -e "$box/none.bin" -o "$box/new"
+refused 'no such checkpoint' 2 "$box/none.bin: cannot be read" -e "$box/none.bin" -o "$box/new"
 cp "$work/export/model.bin" "$box/model.bin"
 head -c 1500 "$work/export/gpt2_tokenizer.bin" >"$box/gpt2_tokenizer.bin"
 refused 'a list of tokens that is cut' 2 "$box/gpt2_tokenizer.bin: .*truncated" -e "$box/model.bin" -o "$box/new"

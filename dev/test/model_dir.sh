@@ -367,14 +367,9 @@ recipe() { # NAME ARCHITECTURES PATTERN [FILE [FRAMEWORK]]
 by() { echo "transformers: transformers.$1.from_pretrained..$work/changed..\\.save_pretrained.NEW.,"; }
 recipe TensorFlow '["GPT2LMHeadModel"]' 'transformers 4: .*changed., from_tf=True.\.save_pretrained' tf_model.h5 TensorFlow
 recipe Flax '["GPT2LMHeadModel"]' 'transformers 4: .*changed., from_flax=True.\.save_pretrained' flax_model.msgpack Flax
-recipe GPT-2 '["GPT2LMHeadModel"]' "$(by AutoModelForCausalLM)"
-recipe shards '["GPT2LMHeadModel"]' "$(by AutoModelForCausalLM)" pytorch_model.bin.index.json
-recipe classifier '["BertForSequenceClassification"]' "$(by AutoModelForSequenceClassification)"
-recipe answers '["BertForQuestionAnswering"]' "$(by AutoModelForQuestionAnswering)"
-recipe 'masked tokens' '["BertForMaskedLM"]' "$(by AutoModelForMaskedLM)"
-recipe pre-training '["BertForPreTraining"]' "$(by AutoModelForPreTraining)"
-recipe 'no head' '["BertModel"]' "$(by AutoModel)"
-recipe 'a class of its own' '["BertForTokenClassification"]' "$(by BertForTokenClassification)"
+recipe GPT-2 '["GPT2LMHeadModel"]' "$(by GPT2LMHeadModel)"
+recipe shards '["GPT2LMHeadModel"]' "$(by GPT2LMHeadModel)" pytorch_model.bin.index.json
+recipe 'no head' '["BertModel"]' "$(by BertModel)"
 recipe 'no class' null 'class, which config.json does not name'
 recipe 'a name that is none' '["A\u0022);x"]' 'class, which config.json does not name'
 

@@ -82,23 +82,8 @@ static int test_rename(const char* from, const char* to) {
     return result;
 }
 
-static int test_renameat2(int a, const char* from, int b, const char* to, unsigned flags) {
-    disk_renames(from, to);
-    int result = renameat2(a, from, b, to, flags), why = errno;
-    disk_event("exchange", from);
-    errno = why;
-    return result;
-}
-
-static int test_flock(int fd, int how) {
-    if (how & LOCK_SH) disk_event_of("flock", fd);
-    return flock(fd, how);
-}
-
 #define fsync test_fsync
 #define rename test_rename
-#define renameat2 test_renameat2
-#define flock test_flock
 
 // Ranks of these tests are processes with shared memory.
 #include "llmc/dist/process_group.h"
@@ -661,7 +646,7 @@ static void master_checkpoint(MasterWeights master, const char* write_to, const 
     FileDigest digest;
     if (write_to && tensors_write(write_to, &table, parts, count, &digest, &ctx) != 0)
         die(FAILED, "%s: %s", write_to, strerror(errno));
-    if (check) checkpoint_check_master(&c, check);
+    if (check) checkpoint_check_parts(&c, check);
     tensors_free(&table);
     context_free(&ctx);
 }
@@ -707,7 +692,7 @@ static void test_publish(Tests* t, const char* other) {
         size_t n = 0;
         for (int i = 0; i < BYTES; i++) bytes[i] = (char)(i * 31 >> 3);
         if (write_file(from, bytes, BYTES) != 0) die(FAILED, "%s: %s", from, strerror(errno));
-        int result = checkpoint_publish(NULL, out, dir);
+        int result = checkpoint_publish(out, dir);
         char* got = file_exists(to) ? read_file(to, BYTES, &n, FAILED) : NULL;
         expect(t, result == 0 && n == BYTES && memcmp(got, bytes, BYTES) == 0 && !file_exists(tmp),
                "publish/another file system", "result %d, %zu bytes", result, n);
@@ -913,9 +898,8 @@ static void save_rank(ProcessGroup group, int how) {
 static void load_rank(ProcessGroup group, int how) {
     Tiny t;
     int64_t step = -1;
-    int held;
     tiny_open(&t, tiny_out, 6, !(how & WHOLE), group.rank, group.size);
-    char* dir = checkpoint_find(tiny_out, &step, &held, &group);
+    char* dir = checkpoint_find(tiny_out, &step, &group);
     if (!dir || step != (how & 255)) _exit(77);
     checkpoint_load(&t.c, NULL, dir);
     if (!tiny_is(&t, 5)) _exit(78);
@@ -939,7 +923,6 @@ static int copies_are(const Fp32Copies* e, const TensorTable* table, const real*
 static void load_copies(ProcessGroup group, int how) {
     Tiny t, want;
     int64_t step;
-    int held;
     CastSpan spans[2];
     Fp32Copies copies = {NULL, spans, COUNT_OF(spans)};
     const int copied[] = {0, 1};
@@ -955,7 +938,7 @@ static void load_copies(ProcessGroup group, int how) {
         spans[i] = span;
         at += round_up(tensor->size, TENSOR_ALIGNMENT);
     }
-    char* dir = checkpoint_find(tiny_out, &step, &held, &group);
+    char* dir = checkpoint_find(tiny_out, &step, &group);
     if (!dir) _exit(how);
     checkpoint_load(&t.c, &copies, dir);
     if (!tiny_is(&t, 5)) _exit(78);  // no moments are here to be compared
@@ -1088,10 +1071,10 @@ static void test_waiting(Tests* t) {
     tiny_end(), tiny_begin();
     tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
     int first = writer_begin(&tiny.writer, &tiny.c, 1, "", "", NULL, 1), busy = tiny.writer.phase == WRITER_FILES;
-    int second = writer_begin(&tiny.writer, &tiny.c, 2, "", "", NULL, 1), one = checkpoint_list(tiny_out, &steps);
+    int second = writer_begin(&tiny.writer, &tiny.c, 2, "", "", NULL, 1), one = checkpoint_list(tiny_out, "", &steps);
     int saved = (int)tiny.writer.saved;
     free(steps);
-    int last = writer_finish(&tiny.writer), both = checkpoint_list(tiny_out, &steps);
+    int last = writer_finish(&tiny.writer), both = checkpoint_list(tiny_out, "", &steps);
     free(steps);
     expect(t, !first && !second && !last && busy && saved == 1 && one >= 1 && both == 2 && tiny.writer.saved == 2,
            "checkpoint/one waits for the one before", "%d %d %d, busy %d, %d then %d", first, second, last, busy, one,
@@ -1160,7 +1143,7 @@ static char* kept_steps(int keep, int every, int count, int spoil) {
         if (tiny_save(&tiny, step, step % 2) != 0) text_printf(&left, "failed ");
         tiny_close(&tiny);
     }
-    int n = checkpoint_list(tiny_out, &steps);
+    int n = checkpoint_list(tiny_out, "", &steps);
     for (int i = 0; i < n; i++) text_printf(&left, "%d ", (int)steps[i]);
     free(steps);
     tiny_end();
@@ -1228,7 +1211,7 @@ static void test_power_cut(Tests* t) {
     tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
     tiny.c.keep = 1;
     disk_flushed_count = disk_names_count = disk_lost_count = 0;
-    int saved = tiny_save(&tiny, 1, 0) + tiny_save(&tiny, 2, 0) + tiny_save(&tiny, 2, 0) + disk_names_count;
+    int saved = tiny_save(&tiny, 1, 0) + tiny_save(&tiny, 2, 0) + disk_names_count;
     memset(&r, 0, sizeof r), memset(&b, 0, sizeof b), memset(&e, 0, sizeof e);
     r.out = tiny_out, r.ctx = tiny.ctx, r.buffers = &b, r.config.text = (char*)"{}";
     b.table = tiny.table, b.params = tiny.c.params;
@@ -1237,7 +1220,7 @@ static void test_power_cut(Tests* t) {
     text_printf(&line, "{\"step\": 1}\n{\"step\": 2}\n");
     predictions_write(predictions, &line);
     saved += write_file(path, line.text, line.length);
-    log_open(&log, tiny_out, NULL, 1);  // cuts it back
+    log_open(&log, tiny_out, 1);  // cuts it back
     log_write_svg(&log, "loss");
     log_close(&log);
     e.path = xprintf("%s/vectors", tiny_out), e.temporary = xprintf("%s.tmp", e.path);
@@ -1258,63 +1241,6 @@ static void test_power_cut(Tests* t) {
     free(path), free(predictions), free(line.text);
 }
 
-// The newest checkpoint loses bytes as soon as it appears.
-static void damage_newest(const char* event) {
-    char* model = xprintf("%s/ckpt/00000002/model.safetensors", tiny_out);
-    if (strcmp(event, "rename /ckpt/00000002.tmp\n") == 0 && truncate(model, 100) != 0) die(FAILED, "%s", model);
-    free(model);
-}
-
-static void save_damaged(const char* unused) {
-    Tiny tiny;
-    int64_t* steps;
-    (void)unused;
-    tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
-    tiny.c.keep = 1;
-    int saved = tiny_save(&tiny, 1, 0);
-    on_disk_event = damage_newest;
-    saved += tiny_save(&tiny, 2, 0);
-    die(USAGE, "saved %d, %d left", saved, checkpoint_list(tiny_out, &steps));
-}
-
-// It is verified before earlier ones are deleted.
-static void test_damaged_newest(Tests* t) {
-    tiny_begin();
-    char* said = refusal(save_damaged, "");
-    expect(t, said && strstr(said, "; no earlier checkpoint is deleted\nerror: saved 0, 2 left\n"),
-           "checkpoint/the newest is damaged at once", "%s", said ? said : "another exit status");
-    free(said);
-    tiny_end();
-}
-
-static int damaged_events;  // at which the only checkpoint was not whole
-
-static void check_whole(const char* event) {
-    char* dir = checkpoint_path(tiny_out, 1);
-    (void)event;
-    damaged_events += !checkpoint_is_whole(dir);
-    free(dir);
-}
-
-// A checkpoint that is saved again, because a result came later, stays until the new one is in its place.
-static void test_again(Tests* t) {
-    Tiny tiny;
-    tiny_begin();
-    tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
-    int saved = tiny_save(&tiny, 1, 0);
-    on_disk_event = check_whole;
-    saved += tiny_save(&tiny, 1, 0);
-    on_disk_event = NULL;
-    char *dir = checkpoint_path(tiny_out, 1), *left = xprintf("%s.tmp", dir);
-    expect(t, saved == 0 && damaged_events == 0 && checkpoint_is_whole(dir) && !file_exists(left),
-           "checkpoint/saved again", "%d, not whole at %d events", saved, damaged_events);
-    free(dir), free(left);
-    tiny_close(&tiny);
-    tiny_end();
-}
-
-static const char* replace_at;  // the event after which another run's directory is in the place of OUT
-
 static void put(const char* path, const char* text) {
     char *file = xprintf("%s/%s", tiny_out, path), *slash = strrchr(file, '/');
     *slash = '\0';
@@ -1327,29 +1253,27 @@ static void put(const char* path, const char* text) {
 static const char* const theirs[] = {".lock",       "model.safetensors",           "model.safetensors.tmp",
                                      "config.json", "ckpt/00000001/manifest.json", "ckpt/00000002.tmp/manifest.json"};
 
+// Another run's directory is in the place of OUT once all files of the second checkpoint are written.
 static void replace_out(const char* event) {
-    if (strcmp(event, replace_at) != 0) return;
+    if (strcmp(event, "fsync /ckpt/00000002.tmp\n") != 0) return;
     char* moved = xprintf("%s.moved", tiny_out);
     on_disk_event = NULL;
     if (rename(tiny_out, moved) != 0) die(USAGE, "%s: %s", moved, strerror(errno));
     for (size_t i = 0; i < COUNT_OF(theirs); i++) put(theirs[i], "theirs");
-    if (strncmp(event, "fsync", 5) != 0) put("ckpt/00000002/model.safetensors", "of their checkpoint");
     free(moved);
 }
 
-// Save two steps while OUT is replaced at the event, then delete the first.
-static void save_replaced(const char* event) {
+// Save two steps while OUT is replaced.
+static void save_replaced(const char* unused) {
     Tiny tiny;
     RunLock lock = {NULL, 0, 0};
-    char* old = checkpoint_path(tiny_out, 1);
+    (void)unused;
     tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
     run_lock_take(&lock, tiny_out, O_CREAT);
     tiny.c.lock = &lock;
     int first = tiny_save(&tiny, 1, 0);
-    replace_at = event, on_disk_event = replace_out;
-    int second = tiny_save(&tiny, 2, 0);
-    checkpoint_delete(&lock, old);
-    die(USAGE, "saved %d %d", first, second);
+    on_disk_event = replace_out;
+    die(USAGE, "saved %d %d", first, tiny_save(&tiny, 2, 0));
 }
 
 static int replaced_entries;
@@ -1360,91 +1284,30 @@ static int count_entry(const char* path, const struct stat* st, int kind, struct
     return 0;
 }
 
-// Before the commit the run ends; after it the run detects it. Nothing is written in between.
+// The run ends instead of the commit, and writes nothing more.
 static void test_replaced(Tests* t) {
-    static const struct {
-        const char *name, *event, *says;
-        int status;
-    } cases[] = {
-        {"while it is written", "fsync /ckpt/00000002.tmp/model.safetensors\n", "nothing more is written", FAILED},
-        {"before the commit", "fsync /ckpt/00000002.tmp\n", "nothing more is written", FAILED},
-        {"after the commit", "rename /ckpt/00000002.tmp\n", "error: saved 0 0\n", USAGE},
-        {"before the model is shown", "fsync model.safetensors.tmp\n", "error: saved 0 0\n", USAGE},
-        {"before others are deleted", "rename config.json.tmp\n", "error: saved 0 0\n", USAGE},
-    };
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        Text said = {NULL, 0, 0};
-        size_t n;
-        char* name = xprintf("checkpoint/another run's directory %s", cases[i].name);
-        tiny_begin();
-        char* moved = xprintf("%s.moved", tiny_out);
-        int status = exit_status_of(save_replaced, cases[i].event, &said), intact = 1;
-        for (size_t k = 0; k < COUNT_OF(theirs) && intact; k++) {
-            char* path = xprintf("%s/%s", tiny_out, theirs[k]);
-            char* text = file_exists(path) ? read_file(path, 100, &n, FAILED) : xprintf("%s", "");
-            intact = strcmp(text, "theirs") == 0;
-            free(path), free(text);
-        }
-        replaced_entries = 0;
-        nftw(tiny_out, count_entry, 8, FTW_PHYS);
-        int entries = 10 + 2 * (strncmp(cases[i].event, "fsync", 5) != 0);
-        expect(t,
-               status == cases[i].status && intact && replaced_entries == entries && is_one_line(&said) &&
-                   strstr(said.text, cases[i].says),
-               name, "status %d, intact %d, %d entries of %d, %s", status, intact, replaced_entries, entries,
-               said.text);
-        remove_directory(tiny_out), remove_directory(moved);
-        free(said.text), free(name), free(moved);
-    }
-}
-
-// The newest checkpoint is deleted, and a newer one appears, between listing and locking.
-static void retire_newest(const char* event) {
-    if (strcmp(event, "flock /ckpt/00000002\n") != 0) return;
-    on_disk_event = NULL;
-    char *gone = checkpoint_path(tiny_out, 2), *here = checkpoint_path(tiny_out, 3);
-    char* hidden = xprintf("%s/ckpt/hidden", tiny_out);
-    checkpoint_delete(NULL, gone);
-    if (rename(hidden, here) != 0) die(FAILED, "%s: %s", here, strerror(errno));
-    free(gone), free(here), free(hidden);
-}
-
-static void test_held(Tests* t) {
-    Tiny tiny;
-    const ProcessGroup alone = {.size = 1};
-    int held, saved = 0;
-    int64_t step = -1, *steps;
+    Text said = {NULL, 0, 0};
+    size_t n;
     tiny_begin();
-    tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
-    tiny.c.keep = 1;
-    saved += tiny_save(&tiny, 1, 0);
-    char* found = checkpoint_find(tiny_out, &step, &held, &alone);
-    saved += tiny_save(&tiny, 2, 0);
-    int both = checkpoint_list(tiny_out, &steps);
-    free(steps);
-    int whole = found && checkpoint_verify(found, &alone) == 0;
-    close(held);
-    saved += tiny_save(&tiny, 3, 0);
-    int one = checkpoint_list(tiny_out, &steps);
-    expect(t, saved == 0 && both == 2 && whole && one == 1 && steps[0] == 3, "checkpoint/one that is read stays",
-           "saved %d, %d beside a reader, whole %d, then %d", saved, both, whole, one);
-    free(steps), free(found);
-
-    char *third = checkpoint_path(tiny_out, 3), *hidden = xprintf("%s/ckpt/hidden", tiny_out);
-    if (rename(third, hidden) != 0) die(FAILED, "%s: %s", hidden, strerror(errno));
-    saved += tiny_save(&tiny, 2, 0);
-    on_disk_event = retire_newest;
-    found = checkpoint_find(tiny_out, &step, &held, &alone);
-    on_disk_event = NULL;
-    expect(t, saved == 0 && found && step == 3 && held >= 0, "checkpoint/one that goes before it is held",
-           "saved %d, step %lld", saved, (long long)step);
-    if (held >= 0) close(held);
-    free(third), free(hidden), free(found);
-    tiny_close(&tiny);
-    tiny_end();
+    char* moved = xprintf("%s.moved", tiny_out);
+    int status = exit_status_of(save_replaced, "", &said), intact = 1;
+    for (size_t k = 0; k < COUNT_OF(theirs) && intact; k++) {
+        char* path = xprintf("%s/%s", tiny_out, theirs[k]);
+        char* text = file_exists(path) ? read_file(path, 100, &n, FAILED) : xprintf("%s", "");
+        intact = strcmp(text, "theirs") == 0;
+        free(path), free(text);
+    }
+    replaced_entries = 0;
+    nftw(tiny_out, count_entry, 8, FTW_PHYS);
+    expect(t,
+           status == FAILED && intact && replaced_entries == 10 && is_one_line(&said) &&
+               strstr(said.text, "nothing more is written"),
+           "checkpoint/another run's directory before the commit", "status %d, intact %d, %d entries, %s", status,
+           intact, replaced_entries, said.text);
+    remove_directory(tiny_out), remove_directory(moved);
+    free(said.text), free(moved);
 }
 
-// Save an average on a full disk. Returns whether nothing is left of it.
 static int average_leaves_nothing(const Tiny* t) {
     static Run r;
     ModelBuffers b;
@@ -1471,7 +1334,7 @@ static void fill_disk(const char* how) {
     t.c.keep = 1;
     int first = tiny_save(&t, 1, 0), second = tiny_save(&t, 2, strcmp(how, "background") == 0);
     char *whole = checkpoint_path(tiny_out, 1), *tmp = xprintf("%s/ckpt/00000002.tmp", tiny_out);
-    int left = checkpoint_list(tiny_out, &steps),
+    int left = checkpoint_list(tiny_out, "", &steps),
         good = checkpoint_verify(whole, &(ProcessGroup){.size = 1}) == 0 && stat(tmp, &st) != 0;
     int third = -1;
     if (second != 0) {
@@ -1630,11 +1493,8 @@ int main(void) {
     test_ranks_fail(&t);
     test_retention(&t);
     test_flushed(&t);
-    test_again(&t);
     test_power_cut(&t);
-    test_damaged_newest(&t);
     test_replaced(&t);
-    test_held(&t);
     test_full_disk(&t);
     return tests_close(&t);
 }

@@ -233,18 +233,10 @@ static inline int flags_print_word(const char* word, int length, int column, int
 
 // The table by topic: flag, long name, default, and the help text followed by the allowed range in brackets.
 static inline void flags_print_help(const Flag* rows, int count, const char* usage_line) {
-    // A column is as wide as its widest entry, within reason; after a longer entry the help text starts on a new line.
+    // After an entry that is wider than its column the help text starts on a new line.
     static const char* const heads[] = {"flag", "long name", "default"};
-    static const int limits[] = {6, 22, 9};
+    static const int width[] = {4, 22, 9};
     char range[FLAG_TEXT_SIZE];
-    int width[3];
-    for (int c = 0; c < 3; c++) {
-        width[c] = (int)strlen(heads[c]);
-        for (int i = 0; i < count; i++) {
-            const char* cells[3] = {rows[i].flag ? rows[i].flag : "", rows[i].long_name, rows[i].default_text};
-            width[c] = max_int(width[c], min_int((int)strlen(cells[c]), limits[c]));
-        }
-    }
     int indent = 2 + width[0] + 2 + width[1] + 2 + width[2] + 2;
     printf("usage: %s\n\n", usage_line);
     printf("  %-*s  %-*s  %-*s  effect [allowed values]\n", width[0], heads[0], width[1], heads[1], width[2], heads[2]);

@@ -174,29 +174,29 @@ static inline size_t json_digits(JsonParser* p) {
     return p->at - start;
 }
 
+// Skip the next byte if it is `a` or `b`. Returns whether it was.
+static inline int json_skip(JsonParser* p, char a, char b) {
+    int is = p->at < p->n && (p->text[p->at] == a || p->text[p->at] == b);
+    p->at += (size_t)is;
+    return is;
+}
+
 static inline int json_number(JsonParser* p, JsonNode* node) {
-    size_t start = p->at;
-    if (p->text[p->at] == '-') p->at++;
-    size_t first = p->at, whole = json_digits(p);
+    size_t start = p->at, first = p->at + (size_t)json_skip(p, '-', '-'), whole = json_digits(p);
     if (whole == 0) return json_fail(p, start, "expected a value; a '-' must be followed by digits");
     if (whole > 1 && p->text[first] == '0') return json_fail(p, start, "a number must not begin with 0");
-    int integral = 1;
-    if (p->at < p->n && p->text[p->at] == '.') {
-        p->at++, integral = 0;
-        if (json_digits(p) == 0) return json_fail(p, start, "a decimal point must be followed by digits");
-    }
-    if (p->at < p->n && (p->text[p->at] == 'e' || p->text[p->at] == 'E')) {
-        p->at++, integral = 0;
-        if (p->at < p->n && (p->text[p->at] == '+' || p->text[p->at] == '-')) p->at++;
-        if (json_digits(p) == 0) return json_fail(p, start, "an exponent must have digits");
-    }
+    int has_fraction = json_skip(p, '.', '.');
+    if (has_fraction && json_digits(p) == 0) return json_fail(p, start, "a decimal point must be followed by digits");
+    int has_exponent = json_skip(p, 'e', 'E');
+    if (has_exponent) json_skip(p, '+', '-');
+    if (has_exponent && json_digits(p) == 0) return json_fail(p, start, "an exponent must have digits");
     node->type = JSON_NUMBER;
     node->length = p->at - start;
     node->string = p->string_end;
     memcpy(p->string_end, p->text + start, node->length);
     p->string_end += node->length;
     *p->string_end++ = '\0';
-    if (integral) {
+    if (!has_fraction && !has_exponent) {
         errno = 0;
         node->integer = (int64_t)strtoll(node->string, NULL, 10);
         node->is_integer = errno == 0;
@@ -207,43 +207,23 @@ static inline int json_number(JsonParser* p, JsonNode* node) {
     return 0;
 }
 
-typedef struct {
-    uint64_t hash;
-    const JsonNode* member;
-} JsonKey;
-
-static inline int json_compare_bytes(const JsonNode* a, const JsonNode* b) {
-    if (a->key_length != b->key_length) return a->key_length < b->key_length ? -1 : 1;
-    return memcmp(a->key, b->key, a->key_length);
-}
-
 static inline int json_compare_keys(const void* left, const void* right) {
-    const JsonKey *a = (const JsonKey*)left, *b = (const JsonKey*)right;
-    if (a->hash != b->hash) return a->hash < b->hash ? -1 : 1;
-    int order = json_compare_bytes(a->member, b->member);
-    return order ? order : a->member->offset < b->member->offset ? -1 : 1;
+    const JsonNode *a = *(const JsonNode*const*)left, *b = *(const JsonNode*const*)right;
+    if (a->key_length != b->key_length) return a->key_length < b->key_length ? -1 : 1;
+    int order = memcmp(a->key, b->key, a->key_length);
+    return order ? order : a->offset < b->offset ? -1 : 1;
 }
 
-// A member with the key of an earlier one, or NULL. Large objects are sorted by hash: a vocabulary of 50,257 keys takes
-// a few milliseconds, and keys made to collide cost no more than a sort of strings.
+// A member with the key of an earlier one, or NULL. The keys are sorted: a vocabulary of 50,257 takes 20 ms.
 static inline const JsonNode* json_duplicate(const JsonNode* object) {
-    const JsonNode* found = NULL;
-    if (object->count <= 16) {
-        for (const JsonNode* a = object->first; a; a = a->next)
-            for (const JsonNode* b = a->next; b; b = b->next)
-                if (json_compare_bytes(a, b) == 0) return b;
-        return NULL;
-    }
-    JsonKey* keys = (JsonKey*)xmalloc(object->count * sizeof(JsonKey));
+    const JsonNode *found = NULL, **keys = (const JsonNode**)xmalloc(object->count * sizeof *keys);
     size_t n = 0;
-    for (const JsonNode* m = object->first; m; m = m->next) {
-        keys[n].hash = fnv_update(FNV_START, m->key, m->key_length);
-        keys[n++].member = m;
-    }
-    qsort(keys, n, sizeof(JsonKey), json_compare_keys);
+    for (const JsonNode* m = object->first; m; m = m->next) keys[n++] = m;
+    qsort(keys, n, sizeof *keys, json_compare_keys);
     for (size_t i = 1; i < n && !found; i++)
-        if (keys[i - 1].hash == keys[i].hash && json_compare_bytes(keys[i - 1].member, keys[i].member) == 0)
-            found = keys[i].member;
+        if (keys[i - 1]->key_length == keys[i]->key_length &&
+            memcmp(keys[i - 1]->key, keys[i]->key, keys[i]->key_length) == 0)
+            found = keys[i];
     free(keys);
     return found;
 }

@@ -20,7 +20,6 @@
 #define LLMC_BASE_LOG_H
 
 #include "llmc/base/json.h"
-#include "llmc/base/run_lock.h"
 
 typedef struct {
     int64_t* step;
@@ -55,7 +54,6 @@ typedef struct {
 
 typedef struct {
     char* directory;  // NULL: terminal only
-    RunLock* lock;    // of the directory, or NULL
     int fd;           // of log.jsonl, or -1
     int has_warned;   // about a failed write
     int is_terminal;  // stdout is a terminal: show the time left
@@ -132,11 +130,10 @@ static inline void log_cut_back(Log* log, const char* path, int64_t last_step) {
         }
         json_free(&line);
     }
-    char* temporary = xprintf("%s.tmp", path);
-    if (kept.length != n && (run_lock_check(log->lock) != 0 || write_file(temporary, kept.text, kept.length) != 0 ||
-                             run_lock_check(log->lock) != 0 || rename_into_place(temporary, path) != 0))
+    Path temporary = path_of("%s.tmp", path);
+    if (kept.length != n &&
+        (write_file(temporary.text, kept.text, kept.length) != 0 || rename_into_place(temporary.text, path) != 0))
         die(FAILED, "%s: cannot be cut back to step %lld: %s", path, (long long)last_step, strerror(errno));
-    free(temporary);
     free(kept.text);
     free(text);
 }
@@ -149,23 +146,22 @@ static inline int log_has_result(const Log* log, const char* key, int64_t step) 
 }
 
 // Open OUT/log.jsonl: a new file if `resume_step` is -1, else the present one, cut back to that step. An `out_dir` of
-// NULL or "" means no files. `lock` is the lock of OUT, or NULL.
-static inline void log_open(Log* log, const char* out_dir, RunLock* lock, int64_t resume_step) {
+// NULL or "" means no files.
+static inline void log_open(Log* log, const char* out_dir, int64_t resume_step) {
     memset(log, 0, sizeof(*log));
-    log->lock = lock;
     log->fd = -1;
     log->is_terminal = isatty(STDOUT_FILENO);
     if (!out_dir || !*out_dir) return;
     log->directory = xprintf("%s", out_dir);
-    char* path = xprintf("%s/log.jsonl", out_dir);
+    Path path = path_of("%s/log.jsonl", out_dir);
     if (make_directories(out_dir) == 0) {
-        if (resume_step >= 0 && file_exists(path)) log_cut_back(log, path, resume_step);
+        if (resume_step >= 0 && file_exists(path.text)) log_cut_back(log, path.text, resume_step);
         int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | (resume_step < 0 ? O_TRUNC : 0);
-        if (run_lock_check(lock) == 0) log->fd = open(path, flags, 0666);
+        log->fd = open(path.text, flags, 0666);
     }
     int status = errno == ENOSPC || errno == EIO ? FAILED : USAGE;
-    if (log->fd < 0) die(status, "%s: cannot be written: %s; give another directory with -o", path, strerror(errno));
-    free(path);
+    if (log->fd < 0)
+        die(status, "%s: cannot be written: %s; give another directory with -o", path.text, strerror(errno));
 }
 
 // Also works for a zero-initialised Log that was never opened.
@@ -179,19 +175,16 @@ static inline void log_close(Log* log) {
     log->fd = -1;
 }
 
-// Keep the results of a line that is written.
-static inline void log_keep_line(Log* log, const Text* json) {
-    Json parsed;
-    char error[JSON_ERROR_SIZE];
-    if (json_parse(&parsed, json->text, json->length, error) != 0) return;
-    log_keep_results(log, parsed.root);
-    json_free(&parsed);
-}
-
 // Append one JSON object, given without a newline.
 static inline void log_line(Log* log, const Text* json) {
-    if (!strstr(json->text, "\"lr\":")) log_keep_line(log, json);  // a step's line has no results
-    if (log->fd < 0 || run_lock_check(log->lock) != 0) return;
+    Json parsed;
+    char error[JSON_ERROR_SIZE];
+    // A step's line has no results, and is not parsed.
+    if (!strstr(json->text, "\"lr\":") && json_parse(&parsed, json->text, json->length, error) == 0) {
+        log_keep_results(log, parsed.root);
+        json_free(&parsed);
+    }
+    if (log->fd < 0) return;
     Text line = {NULL, 0, 0};
     text_append(&line, json->text, json->length);
     text_append(&line, "\n", 1);

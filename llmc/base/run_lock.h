@@ -1,8 +1,8 @@
 /* The lock on a run's directory OUT: only one process may write there.
  *
  * The lock is held on the file OUT/.lock and ends with the process. It belongs to that file, not to its path: after
- * `rm -rf OUT` or `mv OUT elsewhere` the old process still holds it, and a new one can train in a new OUT. So every
- * write below OUT calls run_lock_check() first, and again right before each rename or deletion. */
+ * `rm -rf OUT` or `mv OUT elsewhere` the old process still holds it, and a new one can train in a new OUT. So a run calls
+ * run_lock_check() between steps, and before a checkpoint appears. */
 #ifndef LLMC_BASE_RUN_LOCK_H
 #define LLMC_BASE_RUN_LOCK_H
 
@@ -21,13 +21,6 @@ typedef struct {
 #define RUN_LOCK_LOST                                                                                                  \
     "%s: was moved, deleted or replaced while the run wrote there; nothing more is written; resume with -y 1 and "     \
     "the -o where its checkpoints are now"
-
-// Whether `path` still names the file or directory that is open as `fd`.
-static inline int is_open_file(int fd, const char* path) {
-    struct stat held, there;
-    return fstat(fd, &held) == 0 && stat(path, &there) == 0 && held.st_dev == there.st_dev &&
-           held.st_ino == there.st_ino;
-}
 
 // Take OUT/.lock. `create` is O_CREAT, or 0 to take it only if it exists, which changes nothing on the disk. The file
 // is never deleted: otherwise another process could hold a lock on a file that no one else can see.
@@ -53,20 +46,14 @@ static inline void run_lock_take(RunLock* l, const char* out, int create) {
     l->path = path, l->fd = fd;
 }
 
-// The same for a rank that writes to an OUT whose lock rank 0 holds: it only checks. If it cannot see OUT/.lock, it
-// cannot write there anyway.
-static inline void run_lock_follow(RunLock* l, const char* out) {
-    char* path = xprintf("%s/.lock", out);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd >= 0) l->path = path, l->fd = fd;
-    else free(path);
-}
-
 // Check that OUT is still this run's directory. Returns 0, or -1 with errno, then in all later calls too. `l` may be
 // NULL.
 static inline int run_lock_check(RunLock* l) {
+    struct stat held, there;
     if (!l || !l->path) return 0;
-    if (!__atomic_load_n(&l->is_lost, __ATOMIC_ACQUIRE) && is_open_file(l->fd, l->path)) return 0;
+    int is_there = fstat(l->fd, &held) == 0 && stat(l->path, &there) == 0 && held.st_dev == there.st_dev &&
+                   held.st_ino == there.st_ino;
+    if (is_there && !__atomic_load_n(&l->is_lost, __ATOMIC_ACQUIRE)) return 0;
     __atomic_store_n(&l->is_lost, 1, __ATOMIC_RELEASE);
     errno = ESTALE;
     return -1;

@@ -116,6 +116,21 @@ __attribute__((format(printf, 1, 2))) static inline char* xprintf(const char* fo
     return text;
 }
 
+// A path, as a value that needs no free().
+typedef struct {
+    char text[4096];
+} Path;
+
+__attribute__((format(printf, 1, 2))) static inline Path path_of(const char* format, ...) {
+    Path path;
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(path.text, sizeof path.text, format, args);
+    va_end(args);
+    if (n < 0 || (size_t)n >= sizeof path.text) die(USAGE, "%.80s...: is too long for a path", path.text);
+    return path;
+}
+
 static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -211,6 +226,13 @@ static inline uint32_t crc32_update(const Crc32* c, uint32_t crc, const void* by
     return ~crc;
 }
 
+// The same where one call is all.
+static inline uint32_t crc32_of(uint32_t crc, const void* bytes, size_t n) {
+    Crc32 c;
+    crc32_init(&c);
+    return crc32_update(&c, crc, bytes, n);
+}
+
 // FNV-1a, 64 bits, continued from `hash`; start with FNV_START. Fast for a few bytes, and the same in every run.
 #define FNV_START 0xCBF29CE484222325u
 
@@ -231,20 +253,19 @@ static inline int is_directory(const char* path) {
 
 // Create `path` and its parents. Returns 0, or -1 with errno.
 static inline int make_directories(const char* path) {
-    char* copy = xprintf("%s", path);
+    Path copy = path_of("%s", path);
     int result = 0;
-    for (char* p = copy + 1; result == 0; p++) {
+    for (char* p = copy.text + 1; result == 0; p++) {
         if (*p != '/' && *p != '\0') continue;
         char end = *p;
         *p = '\0';
-        if (mkdir(copy, 0777) != 0) {
+        if (mkdir(copy.text, 0777) != 0) {
             int why = errno == EEXIST ? ENOTDIR : errno;  // there is a file, unless:
-            if (!is_directory(copy)) result = -1, errno = why;
+            if (!is_directory(copy.text)) result = -1, errno = why;
         }
         *p = end;
         if (end == '\0') break;
     }
-    free(copy);
     return result;
 }
 
@@ -258,22 +279,19 @@ static inline int open_file(const char* path) {
     return -1;
 }
 
-// The contents of a file, NUL-terminated (caller frees); its length in *length (may be NULL). Dies with `status` if it
-// cannot be read or is larger than `limit` bytes.
-static inline char* read_file(const char* path, size_t limit, size_t* length, int status) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat st;
-    if (fd < 0 || fstat(fd, &st) != 0) die(status, "%s: cannot be read: %s", path, strerror(errno));
-    if (!S_ISREG(st.st_mode)) die(status, "%s: is not a regular file", path);
-    if ((uint64_t)st.st_size > limit)
-        die(status, "%s: %lld bytes, but at most %zu are expected of such a file", path, (long long)st.st_size, limit);
-    size_t n = (size_t)st.st_size, done = 0;
-    char* text = (char*)xmalloc(n + 1);
-    while (done < n) {
-        ssize_t got = read(fd, text + done, n - done);
+// What is left to read of an open file, NUL-terminated (caller frees); its length in *length (may be NULL). Dies with
+// `status` if it cannot be read or has more than `limit` bytes. Closes the file.
+static inline char* read_open_file(int fd, const char* path, size_t limit, size_t* length, int status) {
+    size_t n = 0, capacity = 0;
+    ssize_t got = 1;
+    char* text = NULL;
+    while (got != 0) {
+        text = (char*)array_reserve(text, &capacity, n + 65536, 1);
+        got = read(fd, text + n, capacity - n - 1);
         if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) die(status, "%s: cannot be read: %s", path, got < 0 ? strerror(errno) : "it became shorter");
-        done += (size_t)got;
+        if (got < 0) die(status, "%s: cannot be read: %s", path, strerror(errno));
+        n += (size_t)got;
+        if (n > limit) die(status, "%s: more than the %zu bytes that are expected of such a file", path, limit);
     }
     close(fd);
     text[n] = '\0';
@@ -281,29 +299,30 @@ static inline char* read_file(const char* path, size_t limit, size_t* length, in
     return text;
 }
 
+// Open an input, a regular file, which is read with pread, and put its size in *size. Dies with `status` if it cannot be
+// opened. `kind` is what it should be.
+static inline int open_input(const char* path, uint64_t* size, const char* kind, int status) {
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &st) != 0)
+        die(status, "%s: cannot be read: %s; %s", path, strerror(errno),
+            errno == EMFILE ? "raise the limit on open files: ulimit -n" : "check the path and its permissions");
+    if (!S_ISREG(st.st_mode)) die(status, "%s: is not a regular file; give a %s", path, kind);
+    *size = (uint64_t)st.st_size;
+    return fd;
+}
+
+// The contents of a regular file, as read_open_file() gives them.
+static inline char* read_file(const char* path, size_t limit, size_t* length, int status) {
+    uint64_t size;
+    return read_open_file(open_input(path, &size, "file", status), path, limit, length, status);
+}
+
 // The same for anything that can be read to its end, such as a pipe.
 static inline char* read_to_end(const char* path, size_t limit, size_t* length, int status) {
-    size_t n = 0, capacity = 0;
-    ssize_t got = 1;
-    char* text = NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    while (fd >= 0 && got != 0) {
-        text = (char*)array_reserve(text, &capacity, n + 65536, 1);
-        got = read(fd, text + n, capacity - n - 1);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) break;
-        n += (size_t)got;
-        if (n > limit) die(status, "%s: more than the %zu bytes that are expected of such a file", path, limit);
-    }
-    if (fd < 0 || got < 0) {
-        int error = errno;
-        free(text);
-        die(status, "%s: cannot be read: %s", path, strerror(error));
-    }
-    close(fd);
-    text[n] = '\0';
-    *length = n;
-    return text;
+    if (fd < 0) die(status, "%s: cannot be read: %s", path, strerror(errno));
+    return read_open_file(fd, path, limit, length, status);
 }
 
 // Write all bytes at the file's position. Returns 0, or -1 with errno.
@@ -332,6 +351,14 @@ static inline int pread_all(int fd, void* bytes, size_t n, uint64_t offset) {
         n -= (size_t)got;
     }
     return 0;
+}
+
+// Why pread_all() failed.
+static inline const char* pread_error(void) { return errno ? strerror(errno) : "the file became shorter"; }
+
+// Read bytes of an open input. Dies if that fails.
+static inline void read_input(int fd, const char* path, void* bytes, size_t n, uint64_t offset) {
+    if (pread_all(fd, bytes, n, offset) != 0) die(FAILED, "%s: cannot be read: %s", path, pread_error());
 }
 
 // Create or replace a file, flushed to the disk. Returns 0, or -1 with errno.
@@ -380,11 +407,8 @@ static inline int sync_directory(const char* path) {
 // with errno.
 static inline int rename_into_place(const char* from, const char* to) {
     const char* slash = strrchr(to, '/');
-    char* parent = slash ? xprintf("%.*s", (int)(slash - to) + 1, to) : xprintf(".");
-    int bad = rename(from, to) != 0 || sync_directory(parent) != 0, why = errno;
-    free(parent);
-    errno = why;
-    return bad ? -1 : 0;
+    Path parent = slash ? path_of("%.*s", (int)(slash - to) + 1, to) : path_of(".");
+    return rename(from, to) != 0 || sync_directory(parent.text) != 0 ? -1 : 0;
 }
 
 #endif

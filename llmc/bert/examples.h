@@ -49,12 +49,10 @@ static inline void examples_add(Examples* e, const int* tokens, int n, int secon
 
 // CRC-32 of all training data.
 static inline uint32_t examples_fingerprint(const Examples* e) {
-    Crc32 table;
     size_t n = (size_t)e->count;
-    crc32_init(&table);
-    uint32_t crc = crc32_update(&table, 0, e->tokens, e->count ? e->begin[n] * sizeof(int) : 0);
-    crc = crc32_update(&table, crc, e->second, n * sizeof(int));
-    return crc32_update(&table, crc, e->label, 2 * n * sizeof(int));
+    uint32_t crc = crc32_of(0, e->tokens, e->count ? e->begin[n] * sizeof(int) : 0);
+    crc = crc32_of(crc, e->second, n * sizeof(int));
+    return crc32_of(crc, e->label, 2 * n * sizeof(int));
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -132,16 +130,16 @@ static inline void predictions_refuse_input(const char* flag, const char* path, 
 // `start`, such as an input or a model's file. Changes nothing on the disk.
 static inline void predictions_check(const char* flag, const char* path, const char* start) {
     struct stat found;
-    char* temporary = xprintf("%s.tmp", path);
-    int is_there = stat(path, &found) == 0, was_there = access(temporary, F_OK) == 0;
+    Path temporary = path_of("%s.tmp", path);
+    int is_there = stat(path, &found) == 0, was_there = access(temporary.text, F_OK) == 0;
     if (is_there && !S_ISREG(found.st_mode)) die(USAGE, "%s %s: exists and is not a regular file", flag, path);
     predictions_refuse_foreign(flag, path, start);
-    predictions_refuse_foreign(flag, temporary, start);
-    int fd =
-        is_there && access(path, W_OK) != 0 ? -1 : open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+    predictions_refuse_foreign(flag, temporary.text, start);
+    int fd = is_there && access(path, W_OK) != 0
+                 ? -1
+                 : open(temporary.text, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
     int error = errno;
-    if (fd >= 0 && !was_there) unlink(temporary);
-    free(temporary);
+    if (fd >= 0 && !was_there) unlink(temporary.text);
     if (fd < 0) die(USAGE, "%s %s: cannot be written: %s", flag, path, strerror(error));
     close(fd);
 }
@@ -154,10 +152,9 @@ static inline void predictions_fail(const char* temporary, const char* path) {
 }
 
 static inline void predictions_write(const char* path, const Text* t) {
-    char* temporary = xprintf("%s.tmp", path);
-    if (write_file(temporary, t->text, t->length) != 0 || rename_into_place(temporary, path) != 0)
-        predictions_fail(temporary, path);
-    free(temporary);
+    Path temporary = path_of("%s.tmp", path);
+    if (write_file(temporary.text, t->text, t->length) != 0 || rename_into_place(temporary.text, path) != 0)
+        predictions_fail(temporary.text, path);
 }
 
 #endif

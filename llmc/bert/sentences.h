@@ -60,18 +60,6 @@ static inline SentencesHeader sentences_header_from(const int32_t* h) {
     return r;
 }
 
-// Read from a file that was checked before but may have been truncated since.
-static inline void sentences_pread(const Shard* file, void* bytes, size_t n, uint64_t offset) {
-    if (shard_pread(file, bytes, n, offset) != 0)
-        die(FAILED, "%s: cannot be read: %s", file->path, errno ? strerror(errno) : "the file became shorter");
-}
-
-static inline SentencesHeader sentences_header(const Shard* file) {
-    int32_t header[SHARD_HEADER_INTS];
-    sentences_pread(file, header, SHARD_HEADER_BYTES, 0);
-    return sentences_header_from(header);
-}
-
 // Open one file and check its header against its size.
 static inline Shard sentences_open_file(const char* path) {
     int32_t start[SHARD_HEADER_INTS];
@@ -113,7 +101,7 @@ static inline Shard sentences_open_file(const char* path) {
 // Read n + 1 numbers at `offset` of a file. Returns whether they rise from 0 to `end`.
 static inline int sentences_read_starts(uint32_t* starts, const Shard* file, uint64_t offset, uint64_t n,
                                         uint32_t end) {
-    sentences_pread(file, starts, (size_t)(4 * (n + 1)), offset);
+    read_input(file->fd, file->path, starts, (size_t)(4 * (n + 1)), offset);
     int is_sound = starts[0] == 0 && starts[n] == end;
     for (uint64_t i = 0; i < n && is_sound; i++) is_sound = starts[i] < starts[i + 1];
     return is_sound;
@@ -123,8 +111,8 @@ static inline int sentences_read_starts(uint32_t* starts, const Shard* file, uin
 static inline uint32_t* sentences_read_continues(const Shard* file, const SentencesHeader* h) {
     size_t bytes = (size_t)(4 * sentences_words(h->V));
     uint32_t* continues = (uint32_t*)xmalloc(bytes);
-    sentences_pread(file, continues, bytes,
-                    sentences_tokens_end(file) + 4 * ((uint64_t)h->sentences + h->documents + 2));
+    read_input(file->fd, file->path, continues, bytes,
+               sentences_tokens_end(file) + 4 * ((uint64_t)h->sentences + h->documents + 2));
     return continues;
 }
 
@@ -136,44 +124,44 @@ static inline int sentences_same_vocabulary(const SentencesHeader* a, const Sent
            memcmp(continues_a, continues_b, (size_t)(4 * sentences_words(a->V))) == 0;
 }
 
+// Append the documents of file f.
+static inline void sentences_add_file(Sentences* s, int f, uint64_t* used, size_t* begins, size_t* documents) {
+    const Shard* file = &s->files.shard[f];
+    int32_t header[SHARD_HEADER_INTS];
+    read_input(file->fd, file->path, header, SHARD_HEADER_BYTES, 0);
+    SentencesHeader h = sentences_header_from(header);
+    uint32_t *continues = sentences_read_continues(file, &h), *first;
+    if (f == 0) s->vocabulary = h, s->continues = continues;
+    if (!sentences_same_vocabulary(&h, &s->vocabulary, continues, s->continues))
+        die(USAGE, "%s: its vocabulary differs from that of %s; make all files of a data set with one vocabulary",
+            file->path, s->files.shard[0].path);
+    if (f > 0) free(continues);
+    uint64_t at = sentences_tokens_end(file);
+    size_t count = (size_t)h.sentences + 1;
+    s->begin = (uint32_t*)array_reserve(s->begin, begins, (size_t)*used + count, sizeof(uint32_t));
+    s->document =
+        (Document*)array_reserve(s->document, documents, (size_t)s->documents + h.documents, sizeof(Document));
+    first = (uint32_t*)xmalloc(((size_t)h.documents + 1) * sizeof(uint32_t));
+    if (!sentences_read_starts(s->begin + *used, file, at, h.sentences, h.tokens) ||
+        !sentences_read_starts(first, file, at + 4 * count, h.documents, h.sentences))
+        die(USAGE, "%s: the starts of its sentences and documents are not in order; the file is damaged, make it again",
+            file->path);
+    for (uint32_t d = 0; d < h.documents; d++) {
+        Document* to = &s->document[s->documents++];
+        to->sentence = *used + first[d];
+        to->sentences = first[d + 1] - first[d];
+        to->file = (uint32_t)f;
+    }
+    *used += count;
+    free(first);
+}
+
 static inline void sentences_open(Sentences* s, const char* pattern) {
+    uint64_t used = 0;
+    size_t begins = 0, documents = 0;
     memset(s, 0, sizeof(*s));
     shards_open_with(&s->files, pattern, sentences_open_file);
-    uint64_t begins = 0, documents = 0, used = 0;
-    for (int f = 0; f < s->files.count; f++) {
-        SentencesHeader h = sentences_header(&s->files.shard[f]), *v = &s->vocabulary;
-        uint32_t* continues = sentences_read_continues(&s->files.shard[f], &h);
-        if (f == 0) *v = h, s->continues = continues;
-        if (!sentences_same_vocabulary(&h, v, continues, s->continues))
-            die(USAGE, "%s: its vocabulary differs from that of %s; make all files of a data set with one vocabulary",
-                s->files.shard[f].path, s->files.shard[0].path);
-        if (f > 0) free(continues);
-        begins += (uint64_t)h.sentences + 1;
-        documents += h.documents;
-    }
-    s->begin = (uint32_t*)xmalloc((size_t)begins * sizeof(uint32_t));
-    s->document = (Document*)xmalloc((size_t)documents * sizeof(Document));
-    for (int f = 0; f < s->files.count; f++) {
-        const Shard* file = &s->files.shard[f];
-        SentencesHeader h = sentences_header(file);
-        uint64_t at = sentences_tokens_end(file);
-        uint32_t* first = (uint32_t*)xmalloc(((size_t)h.documents + 1) * sizeof(uint32_t));
-        int is_sound = sentences_read_starts(s->begin + used, file, at, h.sentences, h.tokens);
-        at += 4 * ((uint64_t)h.sentences + 1);
-        is_sound = sentences_read_starts(first, file, at, h.documents, h.sentences) && is_sound;
-        for (uint32_t d = 0; d < h.documents; d++) {
-            Document* to = &s->document[s->documents++];
-            to->sentence = used + first[d];
-            to->sentences = first[d + 1] - first[d];
-            to->file = (uint32_t)f;
-        }
-        used += (uint64_t)h.sentences + 1;
-        free(first);
-        if (!is_sound)
-            die(USAGE,
-                "%s: the starts of its sentences and documents are not in order; the file is damaged, make it again",
-                file->path);
-    }
+    for (int f = 0; f < s->files.count; f++) sentences_add_file(s, f, &used, &begins, &documents);
 }
 
 static inline void sentences_close(Sentences* s) {

@@ -1,20 +1,138 @@
 /* The directories of a run: OUT, with a copy of the newest model's files, and OUT/ckpt, with the checkpoints. Functions
- * list, keep and remove them. `lock` is OUT's lock (base/run_lock.h). */
+ * list, keep and remove them.
+ *
+ * manifest.json of a checkpoint holds the size and CRC-32 of every file. Its last line holds the CRC-32 of the preceding
+ * bytes, so that it also verifies itself. */
 #ifndef LLMC_CHECKPOINT_DIRECTORY_H
 #define LLMC_CHECKPOINT_DIRECTORY_H
 
-#include "llmc/checkpoint/manifest.h"
+#include <dirent.h>
+
+#include "llmc/checkpoint/checkpoint.h"
+
+// ---------------------------------------------------------------------------------------------------------
+// The manifest
+
+#define CHECKPOINT_MANIFEST "manifest.json"
+#define CHECKPOINT_MANIFEST_LIMIT ((size_t)1 << 20)
+
+// Size and CRC-32 of a file. Returns 0, or -1 with errno.
+static inline int checkpoint_digest(const char* path, uint64_t* bytes, uint32_t* crc) {
+    enum { CHUNK = 1 << 20 };
+    int fd = open_file(path);
+    *bytes = 0, *crc = 0;
+    if (fd < 0) return -1;
+    Crc32 table;
+    crc32_init(&table);
+    char* buffer = (char*)xmalloc(CHUNK);
+    ssize_t got;
+    while ((got = read(fd, buffer, CHUNK)) > 0 || (got < 0 && errno == EINTR)) {
+        if (got < 0) continue;
+        *crc = crc32_update(&table, *crc, buffer, (size_t)got);
+        *bytes += (uint64_t)got;
+    }
+    int saved = errno;
+    free(buffer);
+    close(fd);
+    errno = saved;
+    return got < 0 ? -1 : 0;
+}
+
+// A file whose digest is known from writing it.
+typedef struct {
+    char name[CHECKPOINT_NAME];
+    FileDigest digest;
+} CheckpointFile;
+
+// Write `dir`/manifest.json, over all files in `dir`, of which the `known` ones must be there. Returns 0, or -1 with
+// errno.
+static inline int checkpoint_write_manifest(const char* dir, const CheckpointFile* known, int count) {
+    struct dirent** entries = NULL;
+    int n = scandir(dir, &entries, NULL, alphasort), why = n < 0 ? errno : 0, left = count;
+    Text t = {NULL, 0, 0};
+    Path path = path_of("%s/%s", dir, CHECKPOINT_MANIFEST);
+    text_printf(&t, "{\"files\": [");
+    for (int i = 0, written = 0; i < n; free(entries[i++])) {
+        const char* name = entries[i]->d_name;
+        FileDigest digest;
+        int k = 0;
+        if (name[0] == '.' || strcmp(name, CHECKPOINT_MANIFEST) == 0) continue;
+        while (k < count && strcmp(known[k].name, name) != 0) k++;
+        if (k < count) digest = known[k].digest, left--;
+        else {
+            Path file = path_of("%s/%s", dir, name);
+            if (checkpoint_digest(file.text, &digest.bytes, &digest.crc) != 0 && !why) why = errno;
+        }
+        text_printf(&t, "%s\n  {\"name\": ", written++ ? "," : "");
+        text_json_string(&t, name, strlen(name));
+        text_printf(&t, ", \"bytes\": %llu, \"crc32\": \"%08x\"}", (unsigned long long)digest.bytes, digest.crc);
+    }
+    if (left > 0 && !why) why = ENOENT;  // another rank's file, on a disk that is not shared
+    text_printf(&t, "],\n");
+    text_printf(&t, "\"crc32\": \"%08x\"}\n", crc32_of(0, t.text, t.length));
+    if (!why && write_file(path.text, t.text, t.length) != 0) why = errno;
+    free(entries), free(t.text);
+    errno = why;
+    return why ? -1 : 0;
+}
+
+// An open manifest.
+typedef struct {
+    char *path, *text;
+    Json json;
+    const JsonNode* files;
+    uint32_t crc;  // of the whole manifest: ranks with the same CRC see the same checkpoint
+} CheckpointManifest;
+
+static inline void checkpoint_manifest_close(CheckpointManifest* m) {
+    if (m->files) json_free(&m->json);
+    free(m->text), free(m->path);
+}
+
+// Open a manifest. Returns 0, or -1 and the reason in `why`.
+static inline int checkpoint_manifest_open(CheckpointManifest* m, const char* dir, char why[CHECKPOINT_WHY]) {
+    const size_t last = strlen("\"crc32\": \"00000000\"}\n");
+    struct stat st;
+    size_t n;
+    char line[32] = "", error[JSON_ERROR_SIZE];
+    memset(m, 0, sizeof *m);
+    m->path = xprintf("%s/%s", dir, CHECKPOINT_MANIFEST);
+    if (stat(m->path, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size > CHECKPOINT_MANIFEST_LIMIT) {
+        snprintf(why, CHECKPOINT_WHY, "%s: missing or damaged", m->path);
+        return -1;
+    }
+    m->text = read_file(m->path, CHECKPOINT_MANIFEST_LIMIT, &n, FAILED);
+    m->crc = crc32_of(0, m->text, n);
+    if (n > last) snprintf(line, sizeof line, "\"crc32\": \"%08x\"}\n", crc32_of(0, m->text, n - last));
+    if (n > last && strcmp(m->text + n - last, line) == 0 && json_parse(&m->json, m->text, n, error) == 0)
+        m->files = json_get(m->json.root, "files");
+    if (!m->files) snprintf(why, CHECKPOINT_WHY, "%s: damaged (its own checksum does not match)", m->path);
+    return m->files ? 0 : -1;
+}
+
+// Whether a checkpoint has every file with its recorded size. This is quick; checkpoint_verify() also checks the
+// contents.
+static inline int checkpoint_is_whole(const char* dir) {
+    CheckpointManifest m;
+    char why[CHECKPOINT_WHY];
+    int ok = checkpoint_manifest_open(&m, dir, why) == 0;
+    for (const JsonNode* f = ok ? m.files->first : NULL; f && ok; f = f->next) {
+        struct stat st;
+        Path file = path_of("%s/%s", dir, json_get_string(f, "name", m.path));
+        ok = stat(file.text, &st) == 0 && (int64_t)st.st_size == json_get_int(f, "bytes", m.path);
+    }
+    checkpoint_manifest_close(&m);
+    return ok;
+}
 
 // ---------------------------------------------------------------------------------------------------------
 // Checkpoints in OUT/ckpt
 
 // Create a directory that checkpoint_remove() may remove: it has a manifest from the start.
 static inline int checkpoint_make_directory(const char* path) {
-    char* manifest = xprintf("%s/%s", path, CHECKPOINT_MANIFEST);
-    int fd = mkdir(path, 0777) == 0 ? open(manifest, O_WRONLY | O_CREAT | O_CLOEXEC, 0666) : -1, why = errno;
+    Path manifest = path_of("%s/%s", path, CHECKPOINT_MANIFEST);
+    int fd = mkdir(path, 0777) == 0 ? open(manifest.text, O_WRONLY | O_CREAT | O_CLOEXEC, 0666) : -1;
     if (fd >= 0) close(fd);
-    free(manifest);
-    errno = why;
     return fd < 0 ? -1 : 0;
 }
 
@@ -31,19 +149,9 @@ static inline int checkpoint_is_own(const char* path) {
     return dir && (is_own || entries == 2);  // "." and ".."
 }
 
-// Before anything is written: end with USAGE if the run would have to remove a directory that is not its own.
-static inline void checkpoint_refuse_foreign(const char* path) {
-    if (!checkpoint_is_own(path))
-        die(USAGE,
-            "%s: is a link or has no %s, so no run of this version has written it; move it elsewhere, or choose "
-            "another -o",
-            path, CHECKPOINT_MANIFEST);
-}
-
-// Remove a directory below OUT, whose lock is `lock`, and the plain files in it; the manifest last, in case the process
-// is killed. Returns 0, or -1 with errno.
-static inline int checkpoint_remove(RunLock* lock, const char* path) {
-    DIR* dir = run_lock_check(lock) == 0 ? opendir(path) : NULL;
+// Remove a directory below OUT and the plain files in it; the manifest last, in case the process is killed. Returns 0, or -1 with errno.
+static inline int checkpoint_remove(const char* path) {
+    DIR* dir = opendir(path);
     if (!dir) return errno == ENOENT ? 0 : -1;
     int is_own = checkpoint_is_own(path);
     for (struct dirent* e = readdir(dir); e && is_own; e = readdir(dir))
@@ -51,8 +159,8 @@ static inline int checkpoint_remove(RunLock* lock, const char* path) {
             unlinkat(dirfd(dir), e->d_name, 0);
     if (is_own) unlinkat(dirfd(dir), CHECKPOINT_MANIFEST, 0);
     closedir(dir);
-    if (!is_own) errno = EEXIST;
-    return is_own && run_lock_check(lock) == 0 ? rmdir(path) : -1;
+    if (!is_own) errno = EPERM;
+    return is_own ? rmdir(path) : -1;
 }
 
 // The step in the name of a checkpoint's directory, which ends with `kind`: "", ".tmp" or ".damaged"; -1 if it is not
@@ -64,47 +172,26 @@ static inline int64_t checkpoint_step(const char* name, const char* kind) {
     return step >= 0 && strcmp(name, given) == 0 ? step : -1;
 }
 
-typedef enum { COUNT_THEM, REFUSE_FOREIGN, DELETE_THEM } CheckpointUse;
-
-// Count, check or delete the directories of a kind in OUT/ckpt: "", ".tmp" or ".damaged". Only deleting needs a `lock`.
-// Returns their number.
-static inline int checkpoint_of_kind(RunLock* lock, const char* out, const char* kind, CheckpointUse use) {
-    char* path = xprintf("%s/ckpt", out);
-    DIR* dir = opendir(path);
-    int count = 0;
-    for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        if (checkpoint_step(e->d_name, kind) < 0) continue;
-        char* found = xprintf("%s/%s", path, e->d_name);
-        if (use == REFUSE_FOREIGN) checkpoint_refuse_foreign(found);
-        if (use == DELETE_THEM) checkpoint_remove(lock, found);
-        free(found);
-        count++;
-    }
-    if (dir) closedir(dir);
-    free(path);
-    return count;
-}
-
 static inline int checkpoint_ascending(const void* a, const void* b) {
     int64_t x = *(const int64_t*)a, y = *(const int64_t*)b;
     return (x > y) - (x < y);
 }
 
-// The steps of the complete checkpoints in OUT/ckpt, ascending, into *steps (caller frees). Returns their number.
-static inline int checkpoint_list(const char* out, int64_t** steps) {
-    char* path = xprintf("%s/ckpt", out);
-    DIR* dir = opendir(path);
+// The steps of the directories of a kind in OUT/ckpt, ascending, into *steps (caller frees): "", the complete checkpoints,
+// ".tmp" or ".damaged". Returns their number.
+static inline int checkpoint_list(const char* out, const char* kind, int64_t** steps) {
+    Path path = path_of("%s/ckpt", out);
+    DIR* dir = opendir(path.text);
     int count = 0;
     size_t capacity = 0;
     *steps = (int64_t*)array_reserve(NULL, &capacity, 1, sizeof(int64_t));
     for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        int64_t step = checkpoint_step(e->d_name, "");
+        int64_t step = checkpoint_step(e->d_name, kind);
         if (step < 0) continue;
         *steps = (int64_t*)array_reserve(*steps, &capacity, (size_t)count + 1, sizeof(int64_t));
         (*steps)[count++] = step;
     }
     if (dir) closedir(dir);
-    free(path);
     qsort(*steps, (size_t)count, sizeof(int64_t), checkpoint_ascending);
     return count;
 }
@@ -113,30 +200,16 @@ static inline char* checkpoint_path(const char* out, int64_t step) {
     return xprintf("%s/ckpt/%08lld", out, (long long)step);
 }
 
-// Lock a checkpoint's directory, so that it is not deleted while it is read. Some file systems lack such locks. Returns
-// a descriptor that holds the lock; -1 if the directory was deleted or is being deleted.
-static inline int checkpoint_hold(const char* dir) {
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || ((flock(fd, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) && is_open_file(fd, dir))) return fd;
-    close(fd);
-    return -1;
-}
-
-// checkpoint_list(), with a lock on the newest checkpoint in *held. A run may delete it in between, but only after it
-// has saved a newer one.
-static inline int checkpoint_list_held(const char* out, int64_t** steps, int* held) {
-    enum { TRIES = 16 };
-    int count = 0;
-    *held = -1;
-    for (int i = 0; i < TRIES && *held < 0; i++) {
-        free(*steps);
-        count = checkpoint_list(out, steps);
-        char* newest = checkpoint_path(out, count ? (*steps)[count - 1] : 0);
-        *held = count ? checkpoint_hold(newest) : -1;
-        free(newest);
-        if (!count) break;
+// Delete the directories of a kind in OUT/ckpt. Ends with USAGE at one that no run of this program has written.
+static inline void checkpoint_delete_kind(const char* out, const char* kind) {
+    int64_t* steps;
+    for (int i = checkpoint_list(out, kind, &steps) - 1; i >= 0; i--) {
+        Path dir = path_of("%s/ckpt/%08lld%s", out, (long long)steps[i], kind);
+        if (checkpoint_remove(dir.text) != 0 && (errno == EPERM || !*kind))
+            die(errno == EPERM ? USAGE : FAILED, "%s: cannot be deleted: %s; move it elsewhere, or choose another -o",
+                dir.text, errno == EPERM ? "no run of this program has written it" : strerror(errno));
     }
-    return count;
+    free(steps);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -144,24 +217,22 @@ static inline int checkpoint_list_held(const char* out, int64_t** steps, int* he
 
 // Before the first step: create OUT and check that checkpoints can be written there.
 static inline void run_directory_prepare(const char* out) {
-    char* path = xprintf("%s/ckpt", out);
-    if (make_directories(path) != 0 || access(path, W_OK) != 0)
-        die(errno == ENOSPC ? FAILED : USAGE, "%s: cannot be written: %s; give another directory with -o", path,
+    Path path = path_of("%s/ckpt", out);
+    if (make_directories(path.text) != 0 || access(path.text, W_OK) != 0)
+        die(errno == ENOSPC ? FAILED : USAGE, "%s: cannot be written: %s; give another directory with -o", path.text,
             strerror(errno));
-    free(path);
 }
 
 // Refuse to replace a model in OUT that is not from a checkpoint there, because this program has not written it.
 static inline void run_directory_refuse_foreign(const char* out) {
     static const char* const names[] = {"model.safetensors", "config.json"};
     for (size_t i = 0; i < COUNT_OF(names); i++) {
-        char* path = xprintf("%s/%s", out, names[i]);
-        if (file_exists(path))
+        Path path = path_of("%s/%s", out, names[i]);
+        if (file_exists(path.text))
             die(USAGE,
                 "%s: belongs to a model that is not from a run of this program; choose another -o, or --overwrite 1 "
                 "(without -y) replaces it",
-                path);
-        free(path);
+                path.text);
     }
 }
 
@@ -179,7 +250,7 @@ static inline int checkpoint_has_users_card(const char* out) {
 
 // Copy the model's files from a checkpoint to OUT. They are not linked, because an edit of a linked file would change
 // the checkpoint. Each copy appears by a rename, so a reader never sees half a file. Returns 0, or -1 with errno.
-static inline int checkpoint_publish(RunLock* lock, const char* out, const char* dir) {
+static inline int checkpoint_publish(const char* out, const char* dir) {
     DIR* listing = opendir(dir);
     int bad = !listing;
     for (struct dirent* e = listing ? readdir(listing) : NULL; e && !bad; e = readdir(listing)) {
@@ -188,14 +259,12 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
             strcmp(name, "trainer.json") == 0 || strcmp(name, CHECKPOINT_MANIFEST) == 0)
             continue;
         if (strcmp(name, CHECKPOINT_CARD) == 0 && checkpoint_has_users_card(out)) continue;
-        char *from = xprintf("%s/%s", dir, name), *to = xprintf("%s/%s", out, name), *tmp = xprintf("%s.tmp", to);
-        bad = run_lock_check(lock) != 0;
-        if (!bad) unlink(tmp);  // left by a killed run; older versions linked the checkpoint's file
-        bad = bad || copy_file(from, tmp) != 0 || run_lock_check(lock) != 0 || rename(tmp, to) != 0;
+        Path from = path_of("%s/%s", dir, name), to = path_of("%s/%s", out, name), tmp = path_of("%s.tmp", to.text);
+        unlink(tmp.text);  // left by a killed run; older versions linked the checkpoint's file
+        bad = copy_file(from.text, tmp.text) != 0 || rename(tmp.text, to.text) != 0;
         int why = errno;
-        if (bad && run_lock_check(lock) == 0) unlink(tmp);
+        if (bad) unlink(tmp.text);
         errno = why;
-        free(from), free(to), free(tmp);
     }
     bad = bad || sync_directory(out) != 0;
     int saved = errno;
@@ -204,32 +273,27 @@ static inline int checkpoint_publish(RunLock* lock, const char* out, const char*
     return bad ? -1 : 0;
 }
 
-// Delete a checkpoint, unless it is not the run's own, or a process is reading it (checkpoint_hold); then a later call
-// deletes it. A failure only leaves files behind.
-static inline void checkpoint_delete(RunLock* lock, const char* dir) {
-    char* gone = xprintf("%s.tmp", dir);
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int is_read = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    int stays = is_read || !checkpoint_is_own(dir);
-    if (!stays) checkpoint_remove(lock, gone);
+// Delete a checkpoint, unless it is not the run's own. A failure only leaves files behind.
+static inline void checkpoint_delete(const char* dir) {
+    Path gone = path_of("%s.tmp", dir);
+    int is_own = checkpoint_is_own(dir);
+    if (is_own) checkpoint_remove(gone.text);
     // Renamed first: a checkpoint that is being deleted must not look complete.
-    if (!stays && run_lock_check(lock) == 0 && rename(dir, gone) == 0) checkpoint_remove(lock, gone);
-    if (fd >= 0) close(fd);
-    free(gone);
+    if (is_own && rename(dir, gone.text) == 0) checkpoint_remove(gone.text);
 }
 
 // After `step` was saved: delete the checkpoints that -nk, -nm and --keep-best do not keep. Incomplete checkpoints do
 // not count for -nk.
 static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
     int64_t* steps;
-    int count = checkpoint_list(c->out, &steps), whole = 0;
+    int count = checkpoint_list(c->out, "", &steps), whole = 0;
     while (count > 0 && steps[count - 1] > step) count--;
     for (int i = count - 1; i >= 0 && c->keep > 0; i--) {
         char* dir = checkpoint_path(c->out, steps[i]);
         int is_kept = (c->keep_every > 0 && steps[i] % c->keep_every == 0) || (c->best > 0 && steps[i] == c->best);
         int stays = whole < c->keep || is_kept;
         if (whole < c->keep) whole += checkpoint_is_whole(dir);
-        if (!stays) checkpoint_delete(c->lock, dir);
+        if (!stays) checkpoint_delete(dir);
         free(dir);
     }
     free(steps);
@@ -237,31 +301,19 @@ static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
 
 // Clean OUT when a run starts, before its first save: delete files that a killed process left half written, rename the
 // checkpoints after `step`, which are all damaged, and copy the model of the resumed `checkpoint` (NULL: none).
-static inline void checkpoint_clean(RunLock* lock, const char* out, const char* checkpoint, int64_t step) {
+static inline void checkpoint_clean(const char* out, const char* checkpoint, int64_t step) {
     int64_t* steps;
-    checkpoint_of_kind(lock, out, ".tmp", DELETE_THEM);
-    for (int i = checkpoint_list(out, &steps) - 1; i >= 0 && steps[i] > step; i--) {
+    checkpoint_delete_kind(out, ".tmp");
+    for (int i = checkpoint_list(out, "", &steps) - 1; i >= 0 && steps[i] > step; i--) {
         char *dir = checkpoint_path(out, steps[i]), *aside = xprintf("%s.damaged", dir);
-        checkpoint_remove(lock, aside);
-        if (run_lock_check(lock) == 0 && rename(dir, aside) == 0) printf("%s: is damaged; kept as %s\n", dir, aside);
+        checkpoint_remove(aside);
+        if (rename(dir, aside) == 0) printf("%s: is damaged; kept as %s\n", dir, aside);
         else warn("%s: is damaged and cannot be renamed: %s; move it elsewhere", dir, strerror(errno));
         free(dir), free(aside);
     }
     free(steps);
-    if (checkpoint && checkpoint_publish(lock, out, checkpoint) != 0)
+    if (checkpoint && checkpoint_publish(out, checkpoint) != 0)
         warn("%s: the model of %s could not be copied there: %s", out, checkpoint, strerror(errno));
-}
-
-// Delete every checkpoint of OUT.
-static inline void checkpoint_delete_all(RunLock* lock, const char* out) {
-    int64_t* steps;
-    checkpoint_of_kind(lock, out, ".damaged", DELETE_THEM);
-    for (int i = checkpoint_list(out, &steps) - 1; i >= 0; i--) {
-        char* dir = checkpoint_path(out, steps[i]);
-        if (checkpoint_remove(lock, dir) != 0) die(FAILED, "%s: cannot be deleted: %s", dir, strerror(errno));
-        free(dir);
-    }
-    free(steps);
 }
 
 #endif

@@ -176,16 +176,12 @@ static inline void log_write_svg(Log* log, const char* title) {
     if (!log->directory) return;
     Text t = {NULL, 0, 0};
     loss_svg(&t, &log->train, &log->validation, title);
-    char* path = xprintf("%s/loss.svg", log->directory);
-    char* temporary = xprintf("%s.tmp", path);
-    int bad = run_lock_check(log->lock) != 0 || write_file(temporary, t.text, t.length) != 0 ||
-              run_lock_check(log->lock) != 0 || rename_into_place(temporary, path) != 0;
-    if (bad && run_lock_check(log->lock) == 0) {
+    Path path = path_of("%s/loss.svg", log->directory);
+    Path temporary = path_of("%s.tmp", path.text);
+    if (write_file(temporary.text, t.text, t.length) != 0 || rename_into_place(temporary.text, path.text) != 0) {
         log_warn_once(log, "loss.svg");
-        unlink(temporary);
+        unlink(temporary.text);
     }
-    free(temporary);
-    free(path);
     free(t.text);
 }
 

@@ -27,20 +27,20 @@ static inline CheckpointFinding checkpoint_examine(const char* dir, const Proces
     int i = 0;
     for (const JsonNode* f = m.files ? m.files->first : NULL; f && !found.bad; f = f->next) {
         if (i++ % ranks != rank) continue;
-        char *file = xprintf("%s/%s", dir, json_get_string(f, "name", m.path)), wanted[16];
+        Path file = path_of("%s/%s", dir, json_get_string(f, "name", m.path));
+        char wanted[16];
         FileDigest digest = {0, 0};
         found.bad = 1;
-        if (checkpoint_digest(file, &digest.bytes, &digest.crc) != 0) {
-            snprintf(found.why, CHECKPOINT_WHY, "%s: cannot be read: %s", file, strerror(errno));
+        if (checkpoint_digest(file.text, &digest.bytes, &digest.crc) != 0) {
+            snprintf(found.why, CHECKPOINT_WHY, "%.900s: cannot be read: %s", file.text, strerror(errno));
         } else {
             snprintf(wanted, sizeof wanted, "%08x", digest.crc);
             found.bad = digest.bytes != (uint64_t)json_get_int(f, "bytes", m.path) ||
                         strcmp(wanted, json_get_string(f, "crc32", m.path)) != 0;
             if (found.bad)
-                snprintf(found.why, CHECKPOINT_WHY, "%s: damaged (its size or checksum is not that of %s)", file,
-                         m.path);
+                snprintf(found.why, CHECKPOINT_WHY, "%.450s: damaged (its size or checksum is not that of %.450s)",
+                         file.text, m.path);
         }
-        free(file);
     }
     checkpoint_manifest_close(&m);
     return found;
@@ -72,22 +72,19 @@ static inline int checkpoint_verify(const char* dir, const ProcessGroup* group) 
 // Ends with USAGE if `out` belongs to a run without a complete checkpoint. A command that only resumes does not name a
 // model, and the default model would replace the run's.
 static inline void checkpoint_refuse_default(const char* out, const ProcessGroup* group) {
-    char* log = xprintf("%s/log.jsonl", out);
-    if (file_exists(log))
+    Path log = path_of("%s/log.jsonl", out);
+    if (file_exists(log.text))
         group_die(group, USAGE,
                   "-y 1: the run in %s has no complete checkpoint; give -e and -i to start again, or choose another -o",
                   out);
-    free(log);
 }
 
 // Find the newest complete checkpoint of OUT. Warns about newer ones, which are damaged. Returns its directory (caller
-// frees) and its step, or NULL if there is none; the same on every rank, as rank 0 sees it. Rank 0 locks it until *held
-// is closed; -1: not locked.
-static inline char* checkpoint_find(const char* out, int64_t* step, int* held, const ProcessGroup* group) {
+// frees) and its step, or NULL if there is none; the same on every rank, as rank 0 sees it.
+static inline char* checkpoint_find(const char* out, int64_t* step, const ProcessGroup* group) {
     int64_t *steps = NULL, count = 0;
     char* found = NULL;
-    *held = -1;
-    if (group->rank == 0) count = checkpoint_list_held(out, &steps, held);
+    if (group->rank == 0) count = checkpoint_list(out, "", &steps);
     if (group->size > 1) {
         group_broadcast(group, &count, sizeof count);
         if (!steps) steps = (int64_t*)xcalloc((size_t)count, sizeof *steps);
@@ -95,15 +92,8 @@ static inline char* checkpoint_find(const char* out, int64_t* step, int* held, c
     }
     for (int64_t i = count - 1; i >= 0 && !found; i--) {
         char* dir = checkpoint_path(out, steps[i]);
-        if (group->rank == 0 && i < count - 1) *held = checkpoint_hold(dir);
-        if (checkpoint_verify(dir, group) == 0) {
-            found = dir;
-            *step = steps[i];
-        } else {
-            free(dir);
-            if (*held >= 0) close(*held);
-            *held = -1;
-        }
+        if (checkpoint_verify(dir, group) == 0) found = dir, *step = steps[i];
+        else free(dir);
     }
     free(steps);
     return found;
@@ -142,16 +132,15 @@ static inline void checkpoint_read_shards(const Checkpoints* c, const char* dir,
     for (int r = 0; r < shards; r++) {
         SafeTensors file;
         checkpoint_optimizer_name(name, 1, r, shards);
-        char* path = xprintf("%s/%s", dir, name);
-        if (!file_exists(path)) die(USAGE, "%s: is missing; all %d shards are needed", path, shards);
-        FlatRange held = tensors_open_shard(&file, path, c->table);
+        Path path = path_of("%s/%s", dir, name);
+        if (!file_exists(path.text)) die(USAGE, "%s: is missing; all %d shards are needed", path.text, shards);
+        FlatRange held = tensors_open_shard(&file, path.text, c->table);
         if (held.size > 0 && held.begin != at)
-            die(USAGE, "%s: begins at element %zu, but %zu comes next; it is not rank %d's shard", path, held.begin, at,
-                r);
+            die(USAGE, "%s: begins at element %zu, but %zu comes next; it is not rank %d's shard", path.text,
+                held.begin, at, r);
         at += held.size;
         tensors_read_shard(&file, held, part, range, view.values);
         safetensors_close(&file);
-        free(path);
     }
     if (at != c->table->elements)
         die(USAGE, "%s: its %d shards end after %zu of %zu elements", dir, shards, at, c->table->elements);
@@ -159,30 +148,28 @@ static inline void checkpoint_read_shards(const Checkpoints* c, const char* dir,
     host_view_close(&view);
 }
 
-// A resumed run cannot gain or lose master weights, because copies of rounded weights have other values.
-static inline void checkpoint_check_master(const Checkpoints* c, const char* path) {
+// Whether the file of an optimizer's state has a part with this prefix: tensors of its own, or one of a shard.
+static inline int checkpoint_has_part(const Checkpoints* c, const char* path, const char* prefix) {
     SafeTensors file;
-    char* name = xprintf("master.%s", c->table->tensors[0].name);
+    char name[16], whole[128];
+    const TensorPart part = {.prefix = prefix};
+    tensors_shard_name(name, &part);
+    snprintf(whole, sizeof whole, "%s%s", prefix, c->table->tensors[0].name);
     safetensors_open(&file, path);
-    int has = safetensors_find(&file, name) || safetensors_find(&file, "master"), wants = c->optimizer->master != NULL;
+    int has = safetensors_find(&file, whole) || safetensors_find(&file, name);
+    safetensors_close(&file);
+    return has;
+}
+
+// End with USAGE if the file's parts do not suit the run. A resumed run cannot gain or lose master weights, because
+// copies of rounded weights have other values. An average of the weights can only begin with a new run.
+static inline void checkpoint_check_parts(const Checkpoints* c, const char* path) {
+    int has = checkpoint_has_part(c, path, "master."), wants = c->optimizer->master != NULL;
     if (has && !wants)
         die(USAGE, "%s: holds master weights, but this run has none; resume with -w 1 and the same build", path);
     if (wants && !has) die(USAGE, "%s: holds no master weights; resume with -w 0 and the same build", path);
-    safetensors_close(&file);
-    free(name);
-}
-
-// Ends with USAGE if the run needs an average of the weights that the file lacks. An average can only begin with a new
-// run.
-static inline void checkpoint_check_average(const Checkpoints* c, const char* path) {
-    SafeTensors file;
-    char* name = xprintf(CHECKPOINT_AVERAGE "%s", c->table->tensors[0].name);
-    safetensors_open(&file, path);
-    int has = safetensors_find(&file, name) || safetensors_find(&file, "ema");
-    if (!has && c->optimizer->average && !c->starts_anew)
+    if (c->optimizer->average && !c->starts_anew && !checkpoint_has_part(c, path, CHECKPOINT_AVERAGE))
         die(USAGE, "%s: holds no average of the weights; resume without --ema, or start a new run", path);
-    safetensors_close(&file);
-    free(name);
 }
 
 // Read the weights and this rank's range of the moments from a verified checkpoint. Fixed parameters have no moments;
@@ -193,26 +180,25 @@ static inline void checkpoint_load(const Checkpoints* c, const Fp32Copies* copie
     int shards = checkpoint_shards(dir);
     char name[CHECKPOINT_NAME];
     checkpoint_optimizer_name(name, shards > 0, 0, shards);
-    char *model = xprintf("%s/model.safetensors", dir), *moments = xprintf("%s/%s", dir, name);
+    Path model = path_of("%s/model.safetensors", dir), moments = path_of("%s/%s", dir, name);
     const TensorPart weights = {.prefix = "", .device = c->params, .type = VIEW_FLOATX};
     const FileRules not_average = {.ignored_prefix = CHECKPOINT_AVERAGE};
     TensorPart parts[CHECKPOINT_PARTS];
     int count = checkpoint_optimizer_parts(c, parts);
-    if (file_exists(moments)) checkpoint_check_average(c, moments);
+    if (file_exists(moments.text)) checkpoint_check_parts(c, moments.text);
     if (c->optimizer->average && c->starts_anew) count--;  // it is the last part
-    tensors_read(model, c->table, &weights, 1, NULL, NULL, c->ctx);
-    if (file_exists(moments)) checkpoint_check_master(c, moments);
+    tensors_read(model.text, c->table, &weights, 1, NULL, NULL, c->ctx);
     for (int p = 0; p < count && shards; p++) checkpoint_read_shards(c, dir, shards, &parts[p], c->optimizer->shard);
-    if (!shards) tensors_read_range(moments, c->table, parts, count, c->optimizer->shard, &not_average, NULL, c->ctx);
+    if (!shards)
+        tensors_read_range(moments.text, c->table, parts, count, c->optimizer->shard, &not_average, NULL, c->ctx);
     int reads_copies = c->table->fixed && c->optimizer->master && copies->copies;
-    if (reads_copies && !shards) fp32_copies_read(copies, c->table, moments, "master.", &other_parts, c->ctx);
+    if (reads_copies && !shards) fp32_copies_read(copies, c->table, moments.text, "master.", &other_parts, c->ctx);
     for (int i = 0; reads_copies && shards && i < c->table->count; i++) {
         const Tensor* t = &c->table->tensors[i];
         const TensorPart part = {.prefix = "master.", .device = copies->copies + t->fp32_offset, .type = VIEW_REAL};
         const FlatRange range = {.begin = t->offset, .size = t->size};
         if (t->fp32_copy) checkpoint_read_shards(c, dir, shards, &part, range);
     }
-    free(model), free(moments);
 }
 
 #endif

@@ -13,21 +13,16 @@
 
 // Number of checkpoints in OUT, damaged ones included.
 static inline int run_count_checkpoints(const char* out) {
-    int64_t* steps = NULL;
-    int count = *out ? checkpoint_list(out, &steps) + checkpoint_of_kind(NULL, out, ".damaged", COUNT_THEM) : 0;
-    free(steps);
+    int64_t *whole, *damaged;
+    if (!*out) return 0;
+    int count = checkpoint_list(out, "", &whole) + checkpoint_list(out, ".damaged", &damaged);
+    free(whole), free(damaged);
     return count;
 }
 
-// Before anything is written: end with USAGE if the run would have to replace what no run has written.
+// Before anything is written: end with USAGE if the run would replace the files of another tokenizer.
 static inline void run_refuse_foreign(const Run* r) {
-    int replaces = r->settings.overwrite;
-    char *average = xprintf("%s/ema", r->out), *half = xprintf("%s.tmp", average);
-    checkpoint_of_kind(NULL, r->out, ".tmp", REFUSE_FOREIGN);
-    if (replaces) checkpoint_of_kind(NULL, r->out, "", REFUSE_FOREIGN);
-    if (replaces) checkpoint_of_kind(NULL, r->out, ".damaged", REFUSE_FOREIGN);
-    if (r->settings.ema > 0) checkpoint_refuse_foreign(average), checkpoint_refuse_foreign(half);
-    for (int i = 0; i < r->tokenizer_files.count && !r->earlier && !replaces; i++) {
+    for (int i = 0; i < r->tokenizer_files.count && !r->earlier && !r->settings.overwrite; i++) {
         TokenizerFiles one = {.file = {r->tokenizer_files.file[i]}, .count = 1};
         char* path = xprintf("%s/%s", r->out, one.file[0].name);
         if (file_exists(path) && !tokenizer_files_match(&one, r->out))
@@ -35,15 +30,14 @@ static inline void run_refuse_foreign(const Run* r) {
                 path);
         free(path);
     }
-    free(average), free(half);
 }
 
 // Delete an earlier run's checkpoints with --overwrite, and the average of the weights if this run does not resume it.
 static inline void run_delete_earlier(Run* r) {
     char *average = xprintf("%s/ema", r->out), *half = xprintf("%s.tmp", average);
-    if (r->settings.overwrite) checkpoint_delete_all(&r->lock, r->out);
-    if (r->settings.overwrite || (r->checkpoint && r->settings.ema == 0)) checkpoint_remove(&r->lock, average);
-    checkpoint_remove(&r->lock, half);
+    if (r->settings.overwrite) checkpoint_delete_kind(r->out, ".damaged"), checkpoint_delete_kind(r->out, "");
+    if (r->settings.overwrite || (r->checkpoint && r->settings.ema == 0)) checkpoint_remove(average);
+    checkpoint_remove(half);
     free(average), free(half);
 }
 
@@ -108,19 +102,18 @@ static inline void run_save_average(Run* r, const char* card) {
     const TensorPart part = {.prefix = "", .device = r->buffers->params, .type = VIEW_FLOATX};
     const char* config_json = r->config.text;
     CheckpointFile known = {.name = "model.safetensors"};
-    RunLock* lock = &r->lock;
-    if (!*r->out || run_lock_check(lock) != 0) return;
+    if (!*r->out) return;
     char *dir = xprintf("%s/ema", r->out), *tmp = xprintf("%s.tmp", dir), *model = xprintf("%s/%s", tmp, known.name),
          *config = xprintf("%s/config.json", tmp), *readme = xprintf("%s/%s", tmp, CHECKPOINT_CARD);
-    int bad = checkpoint_remove(lock, tmp) != 0 || checkpoint_make_directory(tmp) != 0 ||
+    int bad = checkpoint_remove(tmp) != 0 || checkpoint_make_directory(tmp) != 0 ||
               tensors_write(model, &r->buffers->table, &part, 1, &known.digest, &r->ctx) != 0 ||
               write_file(config, config_json, strlen(config_json)) != 0 ||
               write_file(readme, card, strlen(card)) != 0 || tokenizer_files_write(&r->tokenizer_files, tmp) != 0 ||
               checkpoint_write_manifest(tmp, &known, 1) != 0 || sync_directory(tmp) != 0 ||
-              checkpoint_remove(lock, dir) != 0 || run_lock_check(lock) != 0 || rename_into_place(tmp, dir) != 0;
+              checkpoint_remove(dir) != 0 || rename_into_place(tmp, dir) != 0;
     if (bad) {
         warn("%s: the average of the weights cannot be saved: %s", dir, strerror(errno));
-        checkpoint_remove(lock, tmp);
+        checkpoint_remove(tmp);
     }
     free(dir), free(tmp), free(model), free(config), free(readme);
 }
@@ -203,7 +196,7 @@ static inline void run_find_checkpoint(Run* r) {
             r->out, earlier, earlier == 1 ? "" : "s");
     if (*r->out && !earlier) run_directory_refuse_foreign(r->out);
     if (!resume) return;
-    r->checkpoint = checkpoint_find(r->settings.out, &r->step, &r->held, &r->group);
+    r->checkpoint = checkpoint_find(r->settings.out, &r->step, &r->group);
     if (r->checkpoint) {
         run_restore(r);
         return;
@@ -236,7 +229,7 @@ static inline void run_find_start(Run* r, const char* flag, const char* other) {
     int64_t step;
     if (r->checkpoint) r->start = xprintf("%s", r->checkpoint);
     if (r->checkpoint || !*other) return;
-    r->start = checkpoint_find(other, &step, &r->held, &r->group);
+    r->start = checkpoint_find(other, &step, &r->group);
     if (!r->start) die(USAGE, "%s %s: has no complete checkpoint; name the directory of a run", flag, other);
     if (flag_is_given(r->flags, r->flag_count, "--model"))
         die(USAGE, "%s %s: the model comes from that run; leave -e out", flag, other);

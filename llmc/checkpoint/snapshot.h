@@ -32,16 +32,6 @@ static inline void* snapshot_alloc(size_t bytes) {
 
 static inline void snapshot_release(void* p) { cudaCheck(cudaFreeHost(p)); }
 
-static inline void snapshot_open_clock(Snapshot* s) {
-    cudaCheck(cudaEventCreate(&s->begun));
-    cudaCheck(cudaEventCreate(&s->taken));
-}
-
-static inline void snapshot_close_clock(Snapshot* s) {
-    cudaCheck(cudaEventDestroy(s->begun));
-    cudaCheck(cudaEventDestroy(s->taken));
-}
-
 // Copy the sources as they are after everything launched so far. Later launches do not affect the copies.
 static inline void snapshot_take(Snapshot* s, const void* const* sources, Context* ctx) {
     cudaCheck(cudaEventRecord(s->begun, ctx->stream));
@@ -76,10 +66,6 @@ static inline void* snapshot_alloc(size_t bytes) { return malloc(bytes); }
 
 static inline void snapshot_release(void* p) { free(p); }
 
-static inline void snapshot_open_clock(Snapshot* s) { (void)s; }
-
-static inline void snapshot_close_clock(Snapshot* s) { (void)s; }
-
 static inline void snapshot_take(Snapshot* s, const void* const* sources, Context* ctx) {
     (void)ctx;
     for (int i = 0; i < SNAPSHOT_BUFFERS; i++)
@@ -107,7 +93,9 @@ static inline void snapshot_use_device(int device) {
 static inline void snapshot_close(Snapshot* s) {
     for (int i = 0; i < SNAPSHOT_BUFFERS; i++)
         if (s->copies[i]) snapshot_release(s->copies[i]);
-    if (s->is_open) snapshot_close_clock(s);
+#ifdef __CUDACC__
+    if (s->is_open) cudaCheck(cudaEventDestroy(s->begun)), cudaCheck(cudaEventDestroy(s->taken));
+#endif
     memset(s, 0, sizeof *s);
 }
 
@@ -129,7 +117,9 @@ static inline int snapshot_open(Snapshot* s, const size_t bytes[SNAPSHOT_BUFFERS
         snapshot_close(s);
         return -1;
     }
-    snapshot_open_clock(s);
+#ifdef __CUDACC__
+    cudaCheck(cudaEventCreate(&s->begun)), cudaCheck(cudaEventCreate(&s->taken));
+#endif
     s->is_open = 1;
     return 0;
 }

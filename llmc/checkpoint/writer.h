@@ -71,9 +71,10 @@ static inline int writer_fails(CheckpointWriter* w, int bad, const char* task) {
 }
 
 static inline int writer_write_text(CheckpointWriter* w, const char* name, const char* text) {
-    char *path = xprintf("%s/%s", w->tmp, name), *task = xprintf("write %s", name);
-    int bad = writer_fails(w, run_lock_check(w->c.lock) != 0 || write_file(path, text, strlen(text)) != 0, task);
-    free(path), free(task);
+    Path path = path_of("%s/%s", w->tmp, name);
+    char task[sizeof w->mine.task];
+    snprintf(task, sizeof task, "write %s", name);
+    int bad = writer_fails(w, write_file(path.text, text, strlen(text)) != 0, task);
     return bad;
 }
 
@@ -84,61 +85,42 @@ static inline void writer_write_optimizer(CheckpointWriter* w) {
     char name[CHECKPOINT_NAME];
     if (!w->sharded && rank > 0) return;
     checkpoint_optimizer_name(name, w->sharded, rank, w->group->size);
-    char *path = xprintf("%s/%s", w->tmp, name), *task = xprintf("write %s", name);
-    int bad = run_lock_check(c->lock);
-    if (!bad && w->sharded)
-        bad = tensors_write_shard(path, c->table, w->moments, w->moment_count, c->optimizer->shard, &w->mine.shard,
+    Path path = path_of("%s/%s", w->tmp, name);
+    char task[sizeof w->mine.task];
+    snprintf(task, sizeof task, "write %s", name);
+    int bad;
+    if (w->sharded)
+        bad = tensors_write_shard(path.text, c->table, w->moments, w->moment_count, c->optimizer->shard, &w->mine.shard,
                                   c->ctx);
-    else if (!bad) bad = tensors_write(path, c->table, w->moments, w->moment_count, &w->optimizer, c->ctx);
+    else bad = tensors_write(path.text, c->table, w->moments, w->moment_count, &w->optimizer, c->ctx);
     // Rank 0 has made the directory before any rank's thread began.
     if (bad && errno == ENOENT && rank > 0)
         writer_fails(w, 1, "find rank 0's directory: -o must be on a shared file system");
     writer_fails(w, bad, task);
-    free(path), free(task);
 }
 
-// All files are written: add the manifest, check that all files are there, and rename the directory.
+// All files are written: add the manifest, and rename the directory.
 static inline void writer_commit(CheckpointWriter* w) {
     const Checkpoints* c = &w->c;
     int ranks = w->group->size, bad = 0, known = 0;
     CheckpointFile* files = (CheckpointFile*)xcalloc((size_t)ranks + 1, sizeof *files);
-    char* parent = xprintf("%s/ckpt", c->out);
+    Path parent = path_of("%s/ckpt", c->out);
     snprintf(files[known].name, CHECKPOINT_NAME, "model.safetensors");
     files[known++].digest = w->model;
     for (int r = 0; r < (w->sharded ? ranks : 1); r++) {
         checkpoint_optimizer_name(files[known].name, w->sharded, r, ranks);
         files[known++].digest = w->sharded ? w->shards[r] : w->optimizer;
     }
-    bad = run_lock_check(c->lock) != 0 || checkpoint_write_manifest(w->tmp, files, known) != 0;
+    bad = checkpoint_write_manifest(w->tmp, files, known) != 0;
     writer_fails(w, bad, "write manifest.json");
-    for (int i = 0; i < known && !bad; i++) {
-        struct stat st;
-        char* path = xprintf("%s/%s", w->tmp, files[i].name);
-        errno = 0;
-        bad = stat(path, &st) != 0 || (uint64_t)st.st_size != files[i].digest.bytes;
-        if (writer_fails(w, bad, "find all files that were written")) bad = 1;
-        free(path);
-    }
     if (!bad) bad = writer_fails(w, sync_directory(w->tmp) != 0, "flush its directory");
-    // A directory of that name lacks a later result, or is damaged and checkpoint_clean() could not rename it. The two
-    // are exchanged, so that one of them is there if the process is killed. A whole one stays where the file system has
-    // no exchange, as NFS.
-    int is_again = is_directory(w->dir);
-    if (!bad) bad = writer_fails(w, run_lock_check(c->lock) != 0, "rename it");
-    if (!bad && is_again) {
-        bad = renameat2(AT_FDCWD, w->tmp, AT_FDCWD, w->dir, RENAME_EXCHANGE) != 0 && !checkpoint_is_whole(w->dir);
-        writer_fails(w, bad, "replace an earlier one");
-    } else if (!bad) bad = writer_fails(w, rename(w->tmp, w->dir) != 0, "rename it");
-    if (!bad) bad = writer_fails(w, sync_directory(parent) != 0, "flush the directory above it");
-    if (!bad && is_again) checkpoint_remove(c->lock, w->tmp);
-    if (!bad && checkpoint_publish(c->lock, c->out, w->dir) != 0)
+    if (!bad) bad = writer_fails(w, run_lock_check(c->lock) != 0 || rename(w->tmp, w->dir) != 0, "rename it");
+    if (!bad) bad = writer_fails(w, sync_directory(parent.text) != 0, "flush the directory above it");
+    if (!bad && checkpoint_publish(c->out, w->dir) != 0)
         w->warning =
             xprintf("%s: the newest model could not be copied there: %s; it is in %s", c->out, strerror(errno), w->dir);
-    if (!bad && checkpoint_is_whole(w->dir)) checkpoint_retire(c, w->step);
-    else if (!bad && !w->warning)
-        w->warning =
-            xprintf("%s: is incomplete although it was just written; no earlier checkpoint is deleted", w->dir);
-    free(files), free(parent);
+    if (!bad) checkpoint_retire(c, w->step);
+    free(files);
 }
 
 static inline void writer_write_thread(void* argument) {
@@ -146,18 +128,16 @@ static inline void writer_write_thread(void* argument) {
     const Checkpoints* c = &w->c;
     if (w->is_taken) snapshot_wait(&w->snapshot);
     if (w->group->rank == 0) {
-        char* model = xprintf("%s/model.safetensors", w->tmp);
-        int bad =
-            run_lock_check(c->lock) != 0 || tensors_write(model, c->table, &w->weights, 1, &w->model, c->ctx) != 0;
+        Path model = path_of("%s/model.safetensors", w->tmp);
+        int bad = tensors_write(model.text, c->table, &w->weights, 1, &w->model, c->ctx) != 0;
         writer_fails(w, bad, "write model.safetensors");
-        free(model);
     }
     if (!w->mine.error) writer_write_optimizer(w);
     if (w->group->rank == 0 && !w->mine.error) {
         int bad = writer_write_text(w, "config.json", w->config) || writer_write_text(w, "trainer.json", w->trainer) ||
                   (w->card && writer_write_text(w, CHECKPOINT_CARD, w->card));
         if (!bad && c->tokenizer) {
-            bad = run_lock_check(c->lock) != 0 || tokenizer_files_write(c->tokenizer, w->tmp) != 0;
+            bad = tokenizer_files_write(c->tokenizer, w->tmp) != 0;
             writer_fails(w, bad, "write the tokenizer");
         }
     }
@@ -215,15 +195,15 @@ static inline int writer_end(CheckpointWriter* w, int failed) {
     }
     if (failed < 0) {
         w->saved = w->step;
-        if (w->warning && run_lock_check(w->c.lock) == 0) warn("%s", w->warning);
+        if (w->warning) warn("%s", w->warning);
         writer_report(w);
     } else if (is_first) {
         const WriterShare* why = &w->all[failed];
-        char* who = ranks > 1 ? xprintf("rank %d: ", failed) : xprintf("%s", "");
-        checkpoint_remove(w->c.lock, w->tmp);
+        char who[24] = "";
+        if (ranks > 1) snprintf(who, sizeof who, "rank %d: ", failed);
+        checkpoint_remove(w->tmp);
         warn("%s: the checkpoint could not be saved (%s%s: %s); earlier checkpoints are untouched", w->dir, who,
              why->task, strerror(why->error));
-        free(who);
     }
     if (failed >= 0) w->step = -1;
     free(w->dir), free(w->tmp), free(w->config), free(w->trainer), free(w->card), free(w->warning);
@@ -241,7 +221,7 @@ static inline int writer_failed_rank(const CheckpointWriter* w) {
 static inline void writer_compare_weights(const CheckpointWriter* w) {
     for (int r = 1; r < w->group->size; r++) {
         if (w->all[r].weights == w->all[0].weights) continue;
-        if (w->group->rank == 0) checkpoint_remove(w->c.lock, w->tmp);
+        if (w->group->rank == 0) checkpoint_remove(w->tmp);
         group_die(w->group, FAILED,
                   "step %lld: rank %d holds other weights than rank 0 (%08x and %08x); the ranks have diverged",
                   (long long)w->step, r, w->all[r].weights, w->all[0].weights);
@@ -297,10 +277,10 @@ static inline int writer_snapshot(CheckpointWriter* w) {
         snapshot_open(&w->snapshot, bytes, max_int(1, w->group->local_size)) != 0) {
         double total = 0;
         for (int i = 0; i < SNAPSHOT_BUFFERS; i++) total += (double)bytes[i];
-        char* who = w->group->size > 1 ? xprintf("rank %d: ", w->group->rank) : xprintf("%s", "");
+        char who[24] = "";
+        if (w->group->size > 1) snprintf(who, sizeof who, "rank %d: ", w->group->rank);
         warn("%sthe host has no %.2f GB to spare for a snapshot; each checkpoint stops the run until it is written",
              who, 1e-9 * total);
-        free(who);
         w->has_warned = 1;
     }
     if (!w->snapshot.is_open) return 0;
@@ -313,12 +293,9 @@ static inline int writer_snapshot(CheckpointWriter* w) {
 
 // Create the directory to write to. A missing OUT is not created: it was moved or deleted. Returns 0, or -1 with errno.
 static inline int writer_make_directory(const CheckpointWriter* w) {
-    char* parent = xprintf("%s/ckpt", w->c.out);
-    int bad = checkpoint_remove(w->c.lock, w->tmp) != 0 || (mkdir(parent, 0777) != 0 && errno != EEXIST) ||
+    Path parent = path_of("%s/ckpt", w->c.out);
+    int bad = checkpoint_remove(w->tmp) != 0 || (mkdir(parent.text, 0777) != 0 && errno != EEXIST) ||
               checkpoint_make_directory(w->tmp) != 0;
-    int why = errno;
-    free(parent);
-    errno = why;
     return bad ? -1 : 0;
 }
 

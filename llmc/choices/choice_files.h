@@ -144,9 +144,7 @@ static inline void multiple_choice_open(MultipleChoice* c, const char* path, int
     c->words = (uint16_t*)xmalloc(n * sizeof *c->words);
     memcpy(c->words, bytes + SHARD_HEADER_BYTES, n * sizeof *c->words);
     free(bytes);
-    Crc32 crc;
-    crc32_init(&crc);
-    c->crc = crc32_update(&crc, 0, c->words, n * sizeof *c->words);
+    c->crc = crc32_of(0, c->words, n * sizeof *c->words);
     c->first = (size_t*)xmalloc((size_t)c->count * sizeof *c->first);
     if (header[1] == MULTIPLE_CHOICE_WITH_CHARACTERS)
         c->characters = (size_t*)xmalloc((size_t)c->count * sizeof *c->characters);

@@ -7,6 +7,10 @@
  * Metadata {"a": "b"}, where b is a tensor and a is not, says that a is b: safetensors.torch.save_model stores a tensor
  * that has several names once.
  *
+ * Of a model in several files, as transformers writes large ones, model.safetensors.index.json maps tensors to files,
+ * and all files are read as if they were one: {"weight_map": {NAME: "model-00001-of-00002.safetensors", ...}}. A tensor
+ * that the index names must be in its file, and no tensor may be in two files.
+ *
  * The reader checks all of this before it returns a tensor, and dies naming the file and the tensor. The writer reports
  * errors instead: a full disk must not end a run. After its first error it does nothing more, so it is enough to check
  * the result of safetensors_writer_finish(). */
@@ -32,7 +36,7 @@ typedef struct {
 
 typedef struct SafeTensors {
     char* file;
-    int fd;  // -1: the tensors are in shards (safetensors_index.h)
+    int fd;  // -1: the tensors are in shards
     int count;
     SafeTensor* tensors;  // [count] sorted by name
     Json header;          // owns the names
@@ -64,62 +68,51 @@ static inline int safetensors_element_size(const char* dtype) {
 // ---------------------------------------------------------------------------------------------------------
 // Reading
 
-static inline uint64_t safetensors_natural(const JsonNode* node, const char* file, const char* tensor,
-                                           const char* what) {
-    if (node->type != JSON_NUMBER || !node->is_integer || node->integer < 0)
-        die(USAGE, "%s: tensor \"%s\": its %s is not made of non-negative integers; the file is damaged", file, tensor,
-            what);
-    return (uint64_t)node->integer;
+// A dimension or an offset. Returns whether it is one.
+static inline int safetensors_natural(const JsonNode* node, uint64_t* n) {
+    *n = (uint64_t)node->integer;
+    return node->is_integer && node->integer >= 0;
 }
 
 // One member of the header. `data` is where the data part begins, `size` its number of bytes.
 static inline SafeTensor safetensors_entry(const JsonNode* node, const char* file, uint64_t data, uint64_t size) {
     SafeTensor t;
     memset(&t, 0, sizeof(t));
-    t.name = node->key;
-    if (strlen(t.name) != node->key_length) die(USAGE, "%s: tensor \"%s\": its name contains \\u0000", file, t.name);
-    const JsonNode* dtype = json_get(node, "dtype");
-    const JsonNode* shape = json_get(node, "shape");
+    t.name = node->key, t.elements = 1;
+    const JsonNode *dtype = json_get(node, "dtype"), *shape = json_get(node, "shape");
     const JsonNode* offsets = json_get(node, "data_offsets");
-    if (node->type != JSON_OBJECT || node->count != 3 || !dtype || dtype->type != JSON_STRING || !shape ||
-        shape->type != JSON_ARRAY || !offsets || offsets->type != JSON_ARRAY || offsets->count != 2)
+    int is_sound = strlen(t.name) == node->key_length && node->count == 3 && dtype && dtype->type == JSON_STRING &&
+                   shape && shape->type == JSON_ARRAY && offsets && offsets->type == JSON_ARRAY && offsets->count == 2;
+    if (is_sound && shape->count > SAFETENSORS_MAX_DIMS)
+        die(USAGE, "%s: tensor \"%s\": %zu dimensions, but at most %d are supported", file, t.name, shape->count,
+            (int)SAFETENSORS_MAX_DIMS);
+    for (const JsonNode* n = is_sound ? shape->first : NULL; n && is_sound; n = n->next) {
+        is_sound = safetensors_natural(n, &t.shape[t.ndim]) &&
+                   !__builtin_mul_overflow(t.elements, t.shape[t.ndim], &t.elements);
+        t.ndim++;
+    }
+    is_sound =
+        is_sound && safetensors_natural(offsets->first, &t.begin) && safetensors_natural(offsets->first->next, &t.end);
+    if (!is_sound)
         die(USAGE,
-            "%s: tensor \"%s\": its entry is not an object of a dtype, a shape and two data_offsets; the file "
-            "is damaged",
+            "%s: tensor \"%s\": its entry is not an object of a dtype, a shape and two data_offsets; the file is "
+            "damaged",
             file, t.name);
-
     t.dtype = dtype->string;
     t.element_size = safetensors_element_size(t.dtype);
     if (t.element_size == 0)
         die(USAGE, "%s: tensor \"%s\": its dtype \"%s\" is unknown; save it as F32, F16 or BF16", file, t.name,
             t.dtype);
-    if (shape->count > SAFETENSORS_MAX_DIMS)
-        die(USAGE, "%s: tensor \"%s\": %zu dimensions, but at most %d are supported", file, t.name, shape->count,
-            (int)SAFETENSORS_MAX_DIMS);
-    t.elements = 1;
-    int overflow = 0;
-    for (const JsonNode* n = shape->first; n; n = n->next) {
-        t.shape[t.ndim] = safetensors_natural(n, file, t.name, "shape");
-        overflow |= __builtin_mul_overflow(t.elements, t.shape[t.ndim++], &t.elements);
-    }
-    uint64_t bytes, begin, end;
-    overflow |= __builtin_mul_overflow(t.elements, (uint64_t)t.element_size, &bytes);
-    if (overflow)
-        die(USAGE, "%s: tensor \"%s\": its shape is beyond any file's size; the file is damaged", file, t.name);
-    begin = safetensors_natural(offsets->first, file, t.name, "data_offsets");
-    end = safetensors_natural(offsets->first->next, file, t.name, "data_offsets");
-    if (begin > end || end > size)
+    if (t.begin > t.end || t.end > size)
         die(USAGE,
             "%s: tensor \"%s\": bytes %llu to %llu are not inside the file's %llu bytes of data; it is truncated "
             "or damaged",
-            file, t.name, (unsigned long long)begin, (unsigned long long)end, (unsigned long long)size);
-    if (end - begin != bytes)
-        die(USAGE,
-            "%s: tensor \"%s\": its shape and dtype need %llu bytes, but its data_offsets give it %llu; the file "
-            "is damaged",
-            file, t.name, (unsigned long long)bytes, (unsigned long long)(end - begin));
-    t.begin = data + begin;
-    t.end = data + end;
+            file, t.name, (unsigned long long)t.begin, (unsigned long long)t.end, (unsigned long long)size);
+    uint64_t bytes, given = t.end - t.begin;
+    if (__builtin_mul_overflow(t.elements, (uint64_t)t.element_size, &bytes) || given != bytes)
+        die(USAGE, "%s: tensor \"%s\": its shape and dtype do not fit its %llu bytes; the file is damaged", file,
+            t.name, (unsigned long long)given);
+    t.begin += data, t.end += data;
     return t;
 }
 
@@ -139,12 +132,9 @@ static inline void safetensors_check_places(SafeTensors* st, uint64_t data, uint
     qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), safetensors_compare_place);
     for (int i = 0; i < st->count; i++) {
         const SafeTensor* t = &st->tensors[i];
-        if (t->begin < at)
-            die(USAGE, "%s: tensor \"%s\": its bytes overlap those of \"%s\"; the file is damaged", st->file, t->name,
-                st->tensors[i - 1].name);
-        if (t->begin > at)
-            die(USAGE, "%s: tensor \"%s\": %llu bytes before it belong to no tensor; the file is damaged", st->file,
-                t->name, (unsigned long long)(t->begin - at));
+        if (t->begin != at)
+            die(USAGE, "%s: tensor \"%s\": begins at byte %llu, but %llu is the next one; the file is damaged",
+                st->file, t->name, (unsigned long long)t->begin, (unsigned long long)at);
         at = t->end;
     }
     if (at != file_size)
@@ -153,10 +143,9 @@ static inline void safetensors_check_places(SafeTensors* st, uint64_t data, uint
 }
 
 static inline void safetensors_check_metadata(const SafeTensors* st, const JsonNode* node) {
-    if (node->type != JSON_OBJECT) die(USAGE, "%s: its __metadata__ is not an object of strings", st->file);
-    for (const JsonNode* m = node->first; m; m = m->next)
-        if (m->type != JSON_STRING)
-            die(USAGE, "%s: its __metadata__ has a value for \"%s\" that is not a string", st->file, m->key);
+    int is_sound = node->type == JSON_OBJECT;
+    for (const JsonNode* m = node->first; m; m = m->next) is_sound = is_sound && m->type == JSON_STRING;
+    if (!is_sound) die(USAGE, "%s: its __metadata__ is not an object of strings", st->file);
 }
 
 // The tensor with that name, or NULL.
@@ -181,21 +170,16 @@ static inline void safetensors_add_aliases(SafeTensors* st, const JsonNode* meta
 }
 
 static inline void safetensors_open(SafeTensors* st, const char* path) {
-    struct stat info;
     unsigned char length[8];
     char error[JSON_ERROR_SIZE];
+    uint64_t size, n = 0;
     memset(st, 0, sizeof(*st));
     st->file = xprintf("%s", path);
-    st->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (st->fd < 0 || fstat(st->fd, &info) != 0)
-        die(USAGE, "%s: cannot be opened: %s; check the path and its permissions", path, strerror(errno));
-    if (!S_ISREG(info.st_mode)) die(USAGE, "%s: is not a regular file; give a .safetensors file", path);
-    uint64_t size = (uint64_t)info.st_size, n = 0;
+    st->fd = open_input(path, &size, ".safetensors file", USAGE);
     if (size < sizeof(length))
         die(USAGE, "%s: %llu bytes are too few for a safetensors file; it is truncated", path,
             (unsigned long long)size);
-    if (pread_all(st->fd, length, sizeof(length), 0) != 0)
-        die(FAILED, "%s: cannot be read: %s", path, errno ? strerror(errno) : "it became shorter");
+    read_input(st->fd, path, length, sizeof(length), 0);
     for (int i = 7; i >= 0; i--) n = n << 8 | length[i];
     if (n > size - sizeof(length))
         die(USAGE,
@@ -207,8 +191,7 @@ static inline void safetensors_open(SafeTensors* st, const char* path) {
             (unsigned long long)n, (int)SAFETENSORS_MAX_HEADER);
 
     char* text = (char*)xmalloc((size_t)n + 1);
-    if (pread_all(st->fd, text, (size_t)n, sizeof(length)) != 0)
-        die(FAILED, "%s: cannot be read: %s", path, errno ? strerror(errno) : "it became shorter");
+    read_input(st->fd, path, text, (size_t)n, sizeof(length));
     if (n == 0 || text[0] != '{') die(USAGE, "%s: its header is not a JSON object; it is not a safetensors file", path);
     if (json_parse(&st->header, text, (size_t)n, error) != 0)
         die(USAGE, "%s: its header is not valid JSON: %s; the file is damaged", path, error);
@@ -241,8 +224,7 @@ static inline void safetensors_close(SafeTensors* st) {
 static inline void safetensors_read_bytes(const SafeTensor* t, uint64_t first, size_t n, void* out) {
     CHECK(first <= t->end - t->begin && n <= t->end - t->begin - first);
     if (pread_all(t->fd, out, n, t->begin + first) != 0)
-        die(FAILED, "%s: tensor \"%s\": cannot be read: %s", t->file, t->name,
-            errno ? strerror(errno) : "the file became shorter while it was in use");
+        die(FAILED, "%s: tensor \"%s\": cannot be read: %s", t->file, t->name, pread_error());
 }
 
 static inline real real_from_bf16(uint16_t bits) {
@@ -405,6 +387,56 @@ static inline int safetensors_writer_finish(SafeTensorsWriter* w) {
     memset(&w->metadata, 0, sizeof(w->metadata));
     memset(&w->entries, 0, sizeof(w->entries));
     return safetensors_writer_result(w);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Several files
+
+#define SAFETENSORS_INDEX "model.safetensors.index.json"
+
+// The shard that an entry of the index names, in the directory of the index. It is opened at its first use.
+static inline const SafeTensors* safetensors_shard(SafeTensors* st, const JsonNode* entry) {
+    const char *slash = strrchr(st->file, '/'), *name = entry->string;
+    if (entry->type != JSON_STRING || !*name || strlen(name) != entry->length || strchr(name, '/') ||
+        strcmp(name, "..") == 0)
+        die(USAGE, "%s: tensor \"%s\": is not mapped to a file in the same directory; the index is damaged", st->file,
+            entry->key);
+    Path path = path_of("%.*s%s", slash ? (int)(slash + 1 - st->file) : 0, st->file, name);
+    // Most tensors are in the same shard as the previous one.
+    for (int i = st->shard_count - 1; i >= 0; i--) {
+        if (strcmp(st->shards[i].file, path.text) != 0) continue;
+        return &st->shards[i];
+    }
+    if (!file_exists(path.text))
+        die(USAGE, "%s: is missing, but %s names it; download it too", path.text, slash ? slash + 1 : st->file);
+    st->shards =
+        (SafeTensors*)array_reserve(st->shards, &st->shard_capacity, (size_t)st->shard_count + 1, sizeof(SafeTensors));
+    safetensors_open(&st->shards[st->shard_count], path.text);
+    return &st->shards[st->shard_count++];
+}
+
+// Open all files of an index.
+static inline void safetensors_open_index(SafeTensors* st, const char* path) {
+    memset(st, 0, sizeof *st);
+    st->file = xprintf("%s", path);
+    st->fd = -1;
+    json_load(&st->header, path, (size_t)1 << 24);
+    const JsonNode* map = json_need(st->header.root, "weight_map", JSON_OBJECT, path);
+    for (const JsonNode* n = map->first; n; n = n->next) {
+        const SafeTensors* shard = safetensors_shard(st, n);
+        if (!safetensors_find(shard, n->key))
+            die(USAGE, "%s: tensor \"%s\": is not in %s, to which this file maps it; download both again", path, n->key,
+                shard->file);
+    }
+    for (int i = 0; i < st->shard_count; i++) st->count += st->shards[i].count;
+    st->tensors = (SafeTensor*)xcalloc((size_t)st->count, sizeof(SafeTensor));
+    for (int i = 0, at = 0; i < st->shard_count; at += st->shards[i++].count)
+        memcpy(st->tensors + at, st->shards[i].tensors, (size_t)st->shards[i].count * sizeof(SafeTensor));
+    qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), safetensors_compare_name);
+    for (int i = 1; i < st->count; i++)
+        if (strcmp(st->tensors[i].name, st->tensors[i - 1].name) == 0)
+            die(USAGE, "%s: tensor \"%s\": is in %s too; remove the files of the other model", st->tensors[i].file,
+                st->tensors[i].name, st->tensors[i - 1].file);
 }
 
 #endif

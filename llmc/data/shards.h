@@ -9,8 +9,7 @@
  * crosses a multiple of it. dev/data/prepare_chat.py sets both, so that only answers count for the loss. The count is
  * an int32 in llm.c and [3] is zero there; the high half extends it to files of any size. A data set is a glob of such
  * files, read in the order of their names with pread, without file positions or mappings. So any number of threads may
- * read, and a disk error is a message instead of a signal. If there are more files than half of the process's limit on
- * open files, the rest are opened for each read. */
+ * read, and a disk error is a message instead of a signal. */
 #ifndef LLMC_DATA_SHARDS_H
 #define LLMC_DATA_SHARDS_H
 
@@ -38,7 +37,7 @@ typedef struct {
 
 typedef struct {
     char* path;
-    int fd;           // -1: opened for each read
+    int fd;
     int width;        // bytes of a token: 2 or 4
     uint64_t tokens;  // in this file
     int has_mask;     // not all tokens are targets
@@ -72,43 +71,17 @@ static inline void read_error_end(const ReadError* e) {
     if (e->message) die(e->status, "%s", e->message);
 }
 
-// Whether the file may stay open for the whole run. Raises the process's limit on open files first, if possible.
-static inline int shard_may_stay_open(int fd) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || (rlim_t)fd < limit.rlim_cur / 2) return 1;
-    limit.rlim_cur = limit.rlim_max;
-    return setrlimit(RLIMIT_NOFILE, &limit) == 0 && (rlim_t)fd < limit.rlim_max / 2;
-}
-
-// Read n bytes of a file that was opened before. Returns 0, or -1 with errno (0: the file ends early).
-static inline int shard_pread(const Shard* file, void* bytes, size_t n, uint64_t offset) {
-    if (file->fd >= 0) return pread_all(file->fd, bytes, n, offset);
-    int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return -1;
-    int result = pread_all(fd, bytes, n, offset), why = errno;
-    close(fd);
-    errno = why;
-    return result;
-}
-
 // Open one file and read its header [SHARD_HEADER_INTS] and its size. `kind` is what the file should be. Copies `path`.
 static inline Shard shard_begin(const char* path, int32_t* header, uint64_t* size, const char* kind) {
     Shard s;
-    struct stat st;
     memset(&s, 0, sizeof(s));
     s.path = xprintf("%s", path);
-    s.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (s.fd < 0 || fstat(s.fd, &st) != 0)
-        die(USAGE, "%s: cannot be opened: %s; check the path and its permissions", path, strerror(errno));
-    if (!S_ISREG(st.st_mode))
-        die(USAGE, "%s: is not a regular file; give .bin files or a pattern that matches only them", path);
-    if (st.st_size == 0) die(USAGE, "%s: is empty; prepare the data again", path);
-    if (st.st_size < SHARD_HEADER_BYTES)
-        die(USAGE, "%s: %lld bytes are too few for the header of %d bytes; it is truncated or not a %s", path,
-            (long long)st.st_size, (int)SHARD_HEADER_BYTES, kind);
-    if (pread_all(s.fd, header, SHARD_HEADER_BYTES, 0) != 0)
-        die(FAILED, "%s: its header cannot be read: %s", path, errno ? strerror(errno) : "the file became shorter");
-    *size = (uint64_t)st.st_size;
+    s.fd = open_input(path, size, kind, USAGE);
+    if (*size == 0) die(USAGE, "%s: is empty; prepare the data again", path);
+    if (*size < SHARD_HEADER_BYTES)
+        die(USAGE, "%s: %llu bytes are too few for the header of %d bytes; it is truncated or not a %s", path,
+            (unsigned long long)*size, (int)SHARD_HEADER_BYTES, kind);
+    read_input(s.fd, path, header, SHARD_HEADER_BYTES, 0);
     return s;
 }
 
@@ -156,6 +129,7 @@ static inline Shard shard_open(const char* path) {
 // Open every file that `pattern` (a shell glob) matches, or the file with exactly that name, with `open_one`.
 static inline void shards_open_with(Shards* s, const char* pattern, Shard (*open_one)(const char* path)) {
     glob_t found;
+    struct rlimit limit;
     int is_name = file_exists(pattern), result = is_name ? 0 : glob(pattern, 0, NULL, &found);
     if (result == GLOB_NOMATCH)
         die(USAGE, "%s: no file matches; check the path, or make the data first (dev/data/)", pattern);
@@ -165,12 +139,11 @@ static inline void shards_open_with(Shards* s, const char* pattern, Shard (*open
     s->count = is_name ? 1 : (int)found.gl_pathc;
     s->tokens = 0;
     s->shard = (Shard*)xcalloc((size_t)s->count, sizeof(Shard));
+    // All files stay open: allow as many as the system does.
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) limit.rlim_cur = limit.rlim_max, setrlimit(RLIMIT_NOFILE, &limit);
     for (int i = 0; i < s->count; i++) {
         s->shard[i] = open_one(is_name ? pattern : found.gl_pathv[i]);
         s->tokens += s->shard[i].tokens;
-        if (shard_may_stay_open(s->shard[i].fd)) continue;
-        close(s->shard[i].fd);
-        s->shard[i].fd = -1;
     }
     if (!is_name) globfree(&found);
 }
@@ -180,7 +153,7 @@ static inline void shards_open(Shards* s, const char* pattern) { shards_open_wit
 
 static inline void shards_close(Shards* s) {
     for (int i = 0; i < s->count; i++) {
-        if (s->shard[i].fd >= 0) close(s->shard[i].fd);
+        close(s->shard[i].fd);
         free(s->shard[i].path);
     }
     free(s->shard);
@@ -196,9 +169,9 @@ static inline void shards_read(const Shards* s, int shard, uint64_t offset, size
     size_t width = (size_t)file->width;
     // Narrow tokens go to the buffer's upper half and are widened from its start: the write never overtakes.
     char* raw = (char*)out + (sizeof(int) - width) * n;
-    if (shard_pread(file, raw, n * width, SHARD_HEADER_BYTES + offset * width) != 0) {
+    if (pread_all(file->fd, raw, n * width, SHARD_HEADER_BYTES + offset * width) != 0) {
         read_failed(error, FAILED, "%s: cannot be read at token %llu: %s", file->path, (unsigned long long)offset,
-                    errno ? strerror(errno) : "the file became shorter while it was in use");
+                    pread_error());
         memset(out, 0, n * sizeof(int));
         return;
     }
@@ -218,10 +191,9 @@ static inline unsigned char* shards_read_mask(const Shards* s, int shard, uint64
     CHECK(file->has_mask && offset <= file->tokens && n <= file->tokens - offset);
     size_t bytes = (size_t)((offset + n - 1) / 8 - offset / 8 + 1);
     unsigned char* mask = (unsigned char*)xmalloc(bytes);
-    if (shard_pread(file, mask, bytes, SHARD_HEADER_BYTES + file->tokens * (uint64_t)file->width + offset / 8) != 0) {
+    if (pread_all(file->fd, mask, bytes, SHARD_HEADER_BYTES + file->tokens * (uint64_t)file->width + offset / 8) != 0) {
         read_failed(error, FAILED, "%s: its mask cannot be read at token %llu: %s", file->path,
-                    (unsigned long long)offset,
-                    errno ? strerror(errno) : "the file became shorter while it was in use");
+                    (unsigned long long)offset, pread_error());
         memset(mask, 0, bytes);
     }
     return mask;
@@ -244,9 +216,7 @@ static inline uint32_t shard_fingerprint(const Shard* file, uint32_t crc) {
     char* bytes = (char*)xmalloc(n);
     crc = crc32_update(&table, crc, identity, sizeof(identity));
     for (int end = 0; end < 2; end++) {
-        if (shard_pread(file, bytes, n, end ? size - n : 0) != 0)
-            die(FAILED, "%s: cannot be read: %s", file->path,
-                errno ? strerror(errno) : "the file became shorter while it was in use");
+        read_input(file->fd, file->path, bytes, n, end ? size - n : 0);
         crc = crc32_update(&table, crc, bytes, n);
     }
     free(bytes);

@@ -34,34 +34,29 @@ static inline size_t token_scan_find(const void* tokens, size_t n, int width, ui
 
 // Read the whole shard.
 static inline void token_scan_read(TokenScan* s, const Shard* file) {
-    enum { AT_ONCE = 4096 };  // pieces between two reports of progress: other ranks may be waiting
     const uint64_t room = SCAN_PIECE / (uint64_t)file->width, pieces = (file->tokens + room - 1) / room;
     int failed = -1;  // errno
     s->largest = 0, s->position = file->tokens;
-    for (uint64_t begin = 0; begin < pieces && failed < 0; begin += AT_ONCE) {
-        const int count = (int)min_size(pieces - begin, AT_ONCE);
 #pragma omp parallel for schedule(static)
-        for (int i = 0; i < count; i++) {
-            uint32_t tokens[SCAN_PIECE / sizeof(uint32_t)], largest = 0;
-            uint64_t first = (begin + (uint64_t)i) * room, position = 0;
-            size_t n = (size_t)(file->tokens - first < room ? file->tokens - first : room);
-            int bad = shard_pread(file, tokens, n * (size_t)file->width,
-                                  SHARD_HEADER_BYTES + first * (uint64_t)file->width) != 0,
-                why = errno;
-            if (!bad) largest = token_scan_largest(tokens, n, file->width);
+    for (uint64_t i = 0; i < pieces; i++) {
+        uint32_t tokens[SCAN_PIECE / sizeof(uint32_t)], largest = 0;
+        uint64_t first = i * room;
+        size_t n = (size_t)(file->tokens - first < room ? file->tokens - first : room), bytes = (size_t)file->width;
+        int bad = pread_all(file->fd, tokens, n * bytes, SHARD_HEADER_BYTES + first * bytes) != 0, why = errno;
+        if (!bad) largest = token_scan_largest(tokens, n, file->width);
 #pragma omp critical
-            {
-                if (bad) failed = why;
-                if (!bad && (largest > s->largest || (largest == s->largest && first < s->position))) {
-                    position = first + token_scan_find(tokens, n, file->width, largest);
-                    s->largest = largest, s->position = position;
-                }
+        {
+            if (bad) failed = why;
+            else if (largest > s->largest || (largest == s->largest && first < s->position)) {
+                s->largest = largest;
+                s->position = first + token_scan_find(tokens, n, file->width, largest);
             }
         }
     }
-    if (failed >= 0)
-        die(FAILED, "%s: cannot be read: %s", file->path,
-            failed ? strerror(failed) : "the file became shorter while it was in use");
+    if (failed >= 0) {
+        errno = failed;
+        die(FAILED, "%s: cannot be read: %s", file->path, pread_error());
+    }
 }
 
 #endif

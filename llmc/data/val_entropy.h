@@ -25,9 +25,9 @@ static inline void val_entropy_open(ValEntropy* e, const Shards* shards, int T) 
     size_t length = strlen(shards->shard[0].path), bytes;
     uint64_t blocks = (shards->tokens - 1) / (uint64_t)T;
     if (shards->count > 1 || length < 4) return;
-    char* path = xprintf("%.*s_entropy.txt", (int)length - 4, shards->shard[0].path);
-    if (file_exists(path)) {
-        char *text = read_file(path, MOST_BYTES, &bytes, USAGE), *end = text;
+    Path path = path_of("%.*s_entropy.txt", (int)length - 4, shards->shard[0].path);
+    if (file_exists(path.text)) {
+        char *text = read_file(path.text, MOST_BYTES, &bytes, USAGE), *end = text;
         int is_mine = strtol(text, &end, 10) == T;
         e->bound = strtod(end, &end);
         e->nats = (double*)xmalloc((size_t)blocks * sizeof(double));
@@ -40,7 +40,6 @@ static inline void val_entropy_open(ValEntropy* e, const Shards* shards, int T) 
         if (e->blocks < blocks) e->blocks = 0;
         free(text);
     }
-    free(path);
 }
 
 static inline void val_entropy_close(ValEntropy* e) { free(e->nats); }

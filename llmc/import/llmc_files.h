@@ -74,19 +74,15 @@ static inline uint64_t llmc_weights_place(LlmcWeights* w) {
 // Open a checkpoint and check its header against its size. Ends with USAGE if it is invalid.
 static inline void llmc_weights_open(LlmcWeights* w, const char* path) {
     int32_t header[LLMC_HEADER_INTS];
-    struct stat info;
+    uint64_t size;
     memset(w, 0, sizeof *w);
     w->file = xprintf("%s", path);
-    w->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (w->fd < 0 || fstat(w->fd, &info) != 0)
-        die(USAGE, "%s: cannot be opened: %s; check the path and its permissions", path, strerror(errno));
-    if (!S_ISREG(info.st_mode)) die(USAGE, "%s: is not a regular file; give a checkpoint of llm.c", path);
-    if (info.st_size < LLMC_HEADER_BYTES)
+    w->fd = open_input(path, &size, "checkpoint of llm.c", USAGE);
+    if (size < LLMC_HEADER_BYTES)
         die(USAGE,
-            "%s: %lld bytes are too few for the header of %d bytes; it is truncated or not a checkpoint of llm.c", path,
-            (long long)info.st_size, (int)LLMC_HEADER_BYTES);
-    if (pread_all(w->fd, header, sizeof header, 0) != 0)
-        die(FAILED, "%s: its header cannot be read: %s", path, errno ? strerror(errno) : "the file became shorter");
+            "%s: %llu bytes are too few for the header of %d bytes; it is truncated or not a checkpoint of llm.c", path,
+            (unsigned long long)size, (int)LLMC_HEADER_BYTES);
+    read_input(w->fd, path, header, sizeof header, 0);
     if (header[0] != LLMC_MAGIC_WEIGHTS)
         die(USAGE, "%s: is not a checkpoint of llm.c: its magic number is %d, not %d", path, (int)header[0],
             (int)LLMC_MAGIC_WEIGHTS);
@@ -111,7 +107,7 @@ static inline void llmc_weights_open(LlmcWeights* w, const char* path) {
     if (w->C % w->NH != 0)
         die(USAGE, "%s: its header gives %d channels, which cannot be divided into %d heads", path, w->C, w->NH);
 
-    uint64_t need = llmc_weights_place(w), size = (uint64_t)info.st_size;
+    uint64_t need = llmc_weights_place(w);
     if (need != size)
         die(USAGE,
             "%s: a model of %d layers, %d channels, %d tokens and %d positions needs %llu bytes, but there are "

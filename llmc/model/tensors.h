@@ -4,10 +4,7 @@
  *
  * Layout: rows in the order in which they are added, so layer by layer. A tensor starts on a multiple of 128 elements,
  * except if its row continues a group, such as Q, K, V, which one matmul uses as one tensor. A group has no padding.
- * Rows of padding at a tensor's end (a vocabulary of 50,257 is stored as 50,304) are zero and stay zero.
- *
- * A tensor may belong to one rank, such as an embedding table that would not fit on every rank. Other ranks have its
- * row, for names and files, but no elements. Such rows come last, after the rows that all ranks hold. */
+ * Rows of padding at a tensor's end (a vocabulary of 50,257 is stored as 50,304) are zero and stay zero. */
 #ifndef LLMC_MODEL_TENSORS_H
 #define LLMC_MODEL_TENSORS_H
 

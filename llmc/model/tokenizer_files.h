@@ -27,14 +27,13 @@ static inline void tokenizer_files_read(TokenizerFiles* f, const char* directory
     memset(f, 0, sizeof *f);
     f->directory = xprintf("%s", directory);
     for (size_t i = 0; i < COUNT_OF(names); i++) {
-        char* path = xprintf("%s/%s", directory, names[i]);
+        Path path = path_of("%s/%s", directory, names[i]);
         TokenizerFile* file = &f->file[f->count];
-        if (file_exists(path)) {
+        if (file_exists(path.text)) {
             file->name = names[i];
-            file->bytes = read_file(path, TOKENIZER_MAX_FILE, &file->size, USAGE);
+            file->bytes = read_file(path.text, TOKENIZER_MAX_FILE, &file->size, USAGE);
             f->count++;
         }
-        free(path);
     }
 }
 
@@ -42,11 +41,8 @@ static inline void tokenizer_files_read(TokenizerFiles* f, const char* directory
 static inline int tokenizer_files_write(const TokenizerFiles* f, const char* directory) {
     int bad = 0;
     for (int i = 0; i < f->count && !bad; i++) {
-        char* path = xprintf("%s/%s", directory, f->file[i].name);
-        bad = write_file(path, f->file[i].bytes, f->file[i].size) != 0;
-        int why = errno;
-        free(path);
-        errno = why;
+        Path path = path_of("%s/%s", directory, f->file[i].name);
+        bad = write_file(path.text, f->file[i].bytes, f->file[i].size) != 0;
     }
     return bad ? -1 : 0;
 }
@@ -56,11 +52,11 @@ static inline int tokenizer_files_match(const TokenizerFiles* f, const char* dir
     int same = f->count > 0;
     for (int i = 0; i < f->count && same; i++) {
         struct stat st;
-        char* path = xprintf("%s/%s", directory, f->file[i].name);
-        same = stat(path, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size == f->file[i].size;
-        char* bytes = same ? read_file(path, TOKENIZER_MAX_FILE, NULL, USAGE) : NULL;
+        Path path = path_of("%s/%s", directory, f->file[i].name);
+        same = stat(path.text, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size == f->file[i].size;
+        char* bytes = same ? read_file(path.text, TOKENIZER_MAX_FILE, NULL, USAGE) : NULL;
         same = same && memcmp(bytes, f->file[i].bytes, f->file[i].size) == 0;
-        free(bytes), free(path);
+        free(bytes);
     }
     return same;
 }

@@ -117,8 +117,11 @@ static inline void run_check_finite(const Run* r, const char* what, double value
 
 // Record the loss of a validation after `step` steps.
 static inline void best_judge(Best* b, int64_t step, double loss) {
+    char logged[32];  // as log.jsonl has it: a resumed run may judge by that
     if (step <= b->judged) return;
     b->judged = step;
+    snprintf(logged, sizeof logged, "%.9g", loss);
+    loss = strtod(logged, NULL);
     if (!isfinite(loss) || (b->step > 0 && loss >= b->loss)) return;
     b->loss = loss, b->step = step;
 }
@@ -157,7 +160,7 @@ static inline void run_show_text(Run* r, const Text* text) {
     printf("sample after step %lld:\n---\n", (long long)r->step);
     fwrite(text->text, 1, text->length, stdout);  // bytes of any kind
     printf("\n---\n");
-    if (!*r->out || run_lock_check(&r->lock) != 0) return;
+    if (!*r->out) return;
     char* path = xprintf("%s/sample.txt", r->out);
     if (write_file(path, text->text, text->length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
     free(path);

@@ -5,7 +5,7 @@
 #include <glob.h>
 
 #include "llmc/data/shards.h"
-#include "llmc/model/weight_files.h"
+#include "llmc/model/model_files.h"
 #include "llmc/run/settings.h"
 
 // The directory that holds `path`.

@@ -73,7 +73,6 @@ static inline void run_join(Run* r, const char* builtin) {
     flags_refuse_rooms(r->flags, r->flag_count);
     settings_check(s);
     r->out = r->group.rank == 0 ? s->out : "";
-    r->held = -1;
     // An evaluation ends when its output is closed (SIGPIPE); training continues.
     if (trains) signal(SIGPIPE, SIG_IGN);
     // Rank 0 prints for all. Each rank reports its own errors.
@@ -317,17 +316,14 @@ static inline void run_open_directory(Run* r) {
     if (was_open && run_count_checkpoints(r->out) != r->earlier)
         die(USAGE, "%s: another run has saved there since this one started; choose another -o", r->out);
     group_barrier(&r->group);  // the lock exists now
-    if (r->group.rank > 0 && *r->settings.out) run_lock_follow(&r->lock, r->settings.out);
-    if (r->held >= 0) close(r->held);
-    r->held = -1;
-    log_open(&r->log, r->out, &r->lock, resumed);
+    log_open(&r->log, r->out, resumed);
     // A run that was killed may have logged a validation of its step after the checkpoint.
     for (size_t i = 0; i < r->log.result_count && r->settings.keep_best; i++)
         if (strcmp(r->log.results[i].key, "val_loss") == 0 && r->log.results[i].step == r->step)
             best_judge(&r->best, r->step, r->log.results[i].value);
     if (r->settings.keep_best) group_broadcast(&r->group, &r->best, sizeof r->best);
     if (*r->out) run_delete_earlier(r);
-    if (*r->out) checkpoint_clean(&r->lock, r->out, r->checkpoint, resumed);
+    if (*r->out) checkpoint_clean(r->out, r->checkpoint, resumed);
     flags_to_json(&settings, r->flags, r->flag_count);
     log_line(&r->log, &settings);
     free(settings.text);
@@ -388,7 +384,6 @@ static inline void run_close(Run* r) {
     log_close(&r->log);
     if (r->writer) writer_close(r->writer);
     free(r->writer);
-    if (r->held >= 0) close(r->held);
     run_lock_close(&r->lock);
     tokenizer_free(&r->tokenizer);
     tokenizer_files_free(&r->tokenizer_files);

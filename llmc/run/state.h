@@ -80,7 +80,6 @@ struct Run {
     const char* out;                                     // the run's directory; "": write nothing, as on ranks > 0
     RunLock lock;                                        // of `out`
     int earlier;                                         // checkpoints in `out` when the run looked for them
-    int held;                                            // until run_begin(): lock of the checkpoint that is read
     char *train_pattern, *val_pattern, *data_directory;  // of the data; NULL: none
     char* checkpoint;                                    // directory of the one that the run resumes; NULL: a new run
     char* start;                                         // `checkpoint`, or that of another run to start from; or NULL

@@ -7,10 +7,10 @@
  * of neighbours with the lowest rank (the leftmost of equal ones) becomes one symbol. The remaining symbols are the
  * tokens.
  *
- * The tokens are those of Hugging Face's `tokenizers` for every text. Invalid UTF-8 becomes U+FFFD, as in Python's
- * decode(errors="replace"). Tokens that a tokenizer would add around a text are not added. A vocabulary need not have a
- * token for every byte: a missing one becomes the unknown token. Without an unknown token, the library silently drops
- * the byte; here a text that contains it is refused.
+ * The tokens are those of Hugging Face's `tokenizers`, except where added tokens overlap in a text: here the first wins,
+ * and of those that begin together the longest. Invalid UTF-8 becomes U+FFFD, as in Python's decode(errors="replace").
+ * Tokens that a tokenizer would add around a text are not added. A vocabulary need not have a token for every byte; a
+ * text with a missing one is refused, where the library drops the byte or writes an unknown token.
  *
  * A word of n bytes in which m different merges apply takes O(n * m) steps. That suits prompts: words are short.
  *
@@ -20,7 +20,7 @@
 #define LLMC_TEXT_BPE_H
 
 #include "llmc/text/bpe_files.h"
-#include "llmc/text/unicode_classes.h"
+#include "llmc/text/unicode.h"
 
 // How a special token such as <|endoftext|> in a text is encoded: like any other text, or as that token.
 typedef enum { AS_TEXT, AS_TOKEN } SpecialTokens;
@@ -125,36 +125,23 @@ static inline size_t bpe_merge(int* ids, int* rank, const Bpe* b, const char* wo
     }
 }
 
-// The longest added token of this round at the start of a text, NULL if there is none.
-static inline const BpeAdded* bpe_added_at(const Bpe* b, const char* text, size_t n, int round) {
-    for (size_t i = 0; i < b->added_count && b->begins[round][(unsigned char)text[0]]; i++) {
+// The longest added token at the start of a text, NULL if there is none.
+static inline const BpeAdded* bpe_added_at(const Bpe* b, const char* text, size_t n) {
+    for (size_t i = 0; i < b->added_count && b->begins[(unsigned char)text[0]]; i++) {
         const BpeAdded* a = &b->added[i];
-        if (a->round == round && a->length <= n && memcmp(a->text, text, a->length) == 0) return a;
+        if (a->length <= n && memcmp(a->text, text, a->length) == 0) return a;
     }
     return NULL;
 }
 
-// Encode a text between added tokens found in earlier rounds. Returns the number of tokens; ids and rank have room for
-// n.
-static inline size_t bpe_encode_part(int* ids, int* rank, const Bpe* b, const char* text, size_t n,
-                                     SpecialTokens special, int round) {
-    size_t count = 0, begin = 0;
-    if (round == BPE_ROUNDS) {
-        for (size_t bytes; begin < n; begin += bytes) {
-            bytes = bpe_word(text + begin, n - begin);
-            count += bpe_merge(ids + count, rank, b, text + begin, bytes);
-        }
-        return count;
+// Encode a text between added tokens. Returns the number of tokens; ids and rank have room for n.
+static inline size_t bpe_encode_words(int* ids, int* rank, const Bpe* b, const char* text, size_t n) {
+    size_t count = 0;
+    for (size_t begin = 0, bytes; begin < n; begin += bytes) {
+        bytes = bpe_word(text + begin, n - begin);
+        count += bpe_merge(ids + count, rank, b, text + begin, bytes);
     }
-    for (size_t i = 0; i < n;) {
-        const BpeAdded* a = bpe_added_at(b, text + i, n - i, round);
-        i += a ? a->length : 1;
-        if (!a || (a->is_special && special == AS_TEXT)) continue;
-        count += bpe_encode_part(ids + count, rank, b, text + begin, i - a->length - begin, special, round + 1);
-        ids[count++] = a->id;
-        begin = i;
-    }
-    return count + bpe_encode_part(ids + count, rank, b, text + begin, n - begin, special, round + 1);
+    return count;
 }
 
 // The tokens of a text, to *ids (caller frees). Returns their number.
@@ -165,7 +152,16 @@ static inline size_t bpe_encode(int** ids, const Bpe* b, const char* text, size_
     n = repaired.length;
     *ids = (int*)xmalloc(n * sizeof(int));  // no token is shorter than a byte
     int* rank = (int*)xmalloc(n * sizeof(int));
-    size_t count = bpe_encode_part(*ids, rank, b, repaired.text, n, special, 0);
+    size_t count = 0, begin = 0;
+    for (size_t i = 0; i < n;) {
+        const BpeAdded* a = bpe_added_at(b, repaired.text + i, n - i);
+        i += a ? a->length : 1;
+        if (!a || (a->is_special && special == AS_TEXT)) continue;
+        count += bpe_encode_words(*ids + count, rank, b, repaired.text + begin, i - a->length - begin);
+        (*ids)[count++] = a->id;
+        begin = i;
+    }
+    count += bpe_encode_words(*ids + count, rank, b, repaired.text + begin, n - begin);
     *ids = (int*)xrealloc(*ids, count * sizeof(int));
     free(rank);
     free(repaired.text);

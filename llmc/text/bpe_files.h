@@ -18,13 +18,8 @@ typedef struct {
 typedef struct {
     char* text;
     size_t length;
-    int id, is_special, round;
+    int id, is_special;
 } BpeAdded;
-
-// Added tokens are searched for in two rounds. The second round, for tokens that the library would search for in
-// normalized text, searches between the finds of the first. The files read here normalize nothing, but the order
-// matters if tokens overlap.
-enum { BPE_ROUNDS = 2 };
 
 typedef struct {
     char* vocabulary;  // name of its file
@@ -33,7 +28,7 @@ typedef struct {
     uint32_t slots;    // a power of 2
     BpeAdded* added;   // [added_count], the longest first
     size_t added_count, added_capacity;
-    unsigned char begins[BPE_ROUNDS][256];  // whether an added token begins with this byte
+    unsigned char begins[256];  // whether an added token begins with this byte
 } Bpe;
 
 // The slot of the merge of two symbols, or the free slot where it belongs.
@@ -92,15 +87,6 @@ static inline void bpe_read_vocabulary(BpeFiles* f, const JsonNode* vocabulary) 
         if (byte_of[c] >= 0)
             f->bpe->byte_id[byte_of[c]] = bpe_token_id(f, spelling, utf8_encode(spelling, (uint32_t)c));
     }
-}
-
-// Bytes without a token become the unknown token of tokenizer.json, if it has one and uses it for each byte.
-static inline void bpe_read_unknown(BpeFiles* f, const JsonNode* model) {
-    const char *file = f->vocabulary, *unknown = json_get_string_or(model, "unk_token", "", file);
-    int is_other = json_get_bool_or(model, "fuse_unk", 0, file) || json_get_bool_or(model, "byte_fallback", 0, file);
-    int id = is_other ? -1 : bpe_token_id(f, unknown, strlen(unknown));
-    for (int byte = 0; byte < 256; byte++)
-        if (f->bpe->byte_id[byte] < 0) f->bpe->byte_id[byte] = id;
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -180,13 +166,13 @@ static inline void bpe_read_merge_array(BpeFiles* f, const JsonNode* merges) {
 // ---------------------------------------------------------------------------------------------------------
 // Added tokens
 
-static inline void bpe_add_token(Bpe* b, const char* text, size_t n, int id, int is_special, int round) {
+static inline void bpe_add_token(Bpe* b, const char* text, size_t n, int id, int is_special) {
     b->added = (BpeAdded*)array_reserve(b->added, &b->added_capacity, b->added_count + 1, sizeof(BpeAdded));
     BpeAdded* a = &b->added[b->added_count++];
     a->text = (char*)xmalloc(n);
     memcpy(a->text, text, n);
-    a->length = n, a->id = id, a->is_special = is_special, a->round = round;
-    b->begins[round][(unsigned char)text[0]] = 1;
+    a->length = n, a->id = id, a->is_special = is_special;
+    b->begins[(unsigned char)text[0]] = 1;
 }
 
 // The id of a special token, -1 if there is none.
@@ -214,7 +200,7 @@ static inline void bpe_read_added(Bpe* b, const JsonNode* added, const char* fil
                     unknown[i]);
         if (content->length > 0)
             bpe_add_token(b, content->string, content->length, tokenizer_id(json_get(m, "id"), file, content->string),
-                          is_special, json_get_bool_or(m, "normalized", !is_special, file) ? 1 : 0);
+                          is_special);
     }
     if (b->added_count > 0) qsort(b->added, b->added_count, sizeof(BpeAdded), bpe_compare_added);
 }
@@ -271,15 +257,6 @@ static inline void bpe_check_kind(const JsonNode* root, const char* file) {
     }
 }
 
-static inline char* bpe_first_file(const char* directory, const char* const* names, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        char* file = xprintf("%s/%s", directory, names[i]);
-        if (file_exists(file)) return file;
-        free(file);
-    }
-    return NULL;
-}
-
 static inline void bpe_free(Bpe* b) {
     for (size_t i = 0; i < b->added_count; i++) free(b->added[i].text);
     free(b->added);
@@ -298,7 +275,7 @@ static inline int bpe_open(Bpe* b, const char* directory) {
     memset(b, 0, sizeof(*b));
     memset(&f, 0, sizeof(f));
     f.bpe = b;
-    f.vocabulary = bpe_first_file(directory, vocabularies, COUNT_OF(vocabularies));
+    f.vocabulary = tokenizer_first_file(directory, vocabularies, COUNT_OF(vocabularies));
     if (!f.vocabulary) return -1;
     json_load(&json, f.vocabulary, TOKENIZER_MAX_FILE);
     if (strcmp(strrchr(f.vocabulary, '/'), "/tokenizer.json") == 0) {
@@ -306,18 +283,17 @@ static inline int bpe_open(Bpe* b, const char* directory) {
         f.merges = xprintf("%s", f.vocabulary);
         bpe_check_kind(json.root, f.vocabulary);
         bpe_read_vocabulary(&f, json_get(model, "vocab"));
-        bpe_read_unknown(&f, model);
         bpe_read_merge_array(&f, json_get(model, "merges"));
         bpe_read_added(b, json_get(json.root, "added_tokens"), f.vocabulary);
     } else {
-        f.merges = bpe_first_file(directory, merges, COUNT_OF(merges));
+        f.merges = tokenizer_first_file(directory, merges, COUNT_OF(merges));
         if (!f.merges)
             die(USAGE, "%s: neither merges.txt nor vocab.bpe is next to it; text cannot be encoded without one",
                 f.vocabulary);
         bpe_read_vocabulary(&f, json.root);
         bpe_read_merge_lines(&f);
         int end_of_text = bpe_token_id(&f, "<|endoftext|>", 13);
-        if (end_of_text >= 0) bpe_add_token(b, "<|endoftext|>", 13, end_of_text, 1, 0);
+        if (end_of_text >= 0) bpe_add_token(b, "<|endoftext|>", 13, end_of_text, 1);
     }
     json_free(&json);
     free(f.slot);

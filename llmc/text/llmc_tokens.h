@@ -1,6 +1,6 @@
 /* llm.c's list of tokens. All numbers are little-endian.
  *
- *   256 x uint32   header: [0] magic 20240328, [1] version 1 or 2, [2] count, [3] end of text (version 2)
+ *   256 x uint32   header: [0] magic 20240328, [1] version 2, [2] count, [3] end of text
  *   count times    a length, one byte, and as many bytes: the token */
 #ifndef LLMC_TEXT_LLMC_TOKENS_H
 #define LLMC_TEXT_LLMC_TOKENS_H
@@ -16,7 +16,7 @@ enum {
 
 typedef struct {
     int count;
-    int end_of_text;  // id of the end-of-text token; -1: unknown
+    int end_of_text;  // id of the end-of-text token
     char* text;       // the whole file
     size_t* start;    // [count] where each token begins in `text`; the byte before is its length
 } LlmcTokens;
@@ -35,19 +35,11 @@ static inline void llmc_tokens_read(LlmcTokens* t, const char* path) {
     if (header[0] != LLMC_TOKENS_MAGIC)
         die(USAGE, "%s: is not a list of tokens of llm.c: its magic number is %u, not %d", path, header[0],
             (int)LLMC_TOKENS_MAGIC);
-    if (header[1] != 1 && header[1] != 2)
-        die(USAGE, "%s: is a list of tokens of version %u; 1 and 2 are supported", path, header[1]);
-    if (header[2] < 1 || header[2] > LLMC_TOKENS_MOST)
-        die(USAGE, "%s: its header gives %u tokens; allowed: 1..%d", path, header[2], (int)LLMC_TOKENS_MOST);
-    t->count = (int)header[2];
-    // Version 1 was used for GPT-2's vocabulary only, whose last token ends a text.
-    t->end_of_text = t->count == 50257 ? 50256 : -1;
-    if (header[1] == 2) {
-        if (header[3] >= header[2])
-            die(USAGE, "%s: its header gives token %u of %u as the end of text; the file is damaged", path, header[3],
-                header[2]);
-        t->end_of_text = (int)header[3];
-    }
+    if (header[1] != 2) die(USAGE, "%s: is a list of tokens of version %u; 2 is supported", path, header[1]);
+    if (header[2] < 1 || header[2] > LLMC_TOKENS_MOST || header[3] >= header[2])
+        die(USAGE, "%s: its header gives %u tokens, allowed: 1..%d, and token %u as the end of text", path, header[2],
+            (int)LLMC_TOKENS_MOST, header[3]);
+    t->count = (int)header[2], t->end_of_text = (int)header[3];
     // A token takes at least two bytes, so a damaged header cannot make this allocate more than the file justifies.
     if ((size - at) / 2 < (size_t)t->count)
         die(USAGE, "%s: its header gives %d tokens, but only %zu bytes follow it; the file is truncated", path,

@@ -128,7 +128,7 @@ static inline void tokenizer_add_list(Tokenizer* t, const char* file) {
     llmc_tokens_read(&list, file);
     for (int id = list.count - 1; id >= 0; id--)  // the largest first, to allocate once
         tokenizer_put(t, id, list.text + list.start[id], llmc_token_length(&list, id));
-    if (list.end_of_text >= 0) t->end_of_text = list.end_of_text;
+    t->end_of_text = list.end_of_text;
     llmc_tokens_free(&list);
 }
 
@@ -138,23 +138,28 @@ static inline void tokenizer_free(Tokenizer* t) {
     memset(t, 0, sizeof(*t));
 }
 
+// The path of the first of `names` that `directory` has (caller frees), NULL if it has none.
+static inline char* tokenizer_first_file(const char* directory, const char* const* names, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        char* file = xprintf("%s/%s", directory, names[i]);
+        if (file_exists(file)) return file;
+        free(file);
+    }
+    return NULL;
+}
+
 // Returns 0, or -1 if `directory` has no tokenizer. Ends with USAGE if the tokenizer is damaged or not byte-level.
 static inline int tokenizer_open(Tokenizer* t, const char* directory) {
     static const char* const names[] = {"tokenizer.json", "vocab.json", "encoder.json", "gpt2_tokenizer.bin"};
+    char* file = tokenizer_first_file(directory, names, COUNT_OF(names));
     memset(t, 0, sizeof(*t));
     t->end_of_text = -1;
-    for (size_t i = 0; i < COUNT_OF(names); i++) {
-        char* file = xprintf("%s/%s", directory, names[i]);
-        if (!file_exists(file)) {
-            free(file);
-            continue;
-        }
-        if (i + 1 < COUNT_OF(names)) tokenizer_add_json(t, file, i == 0);
-        else tokenizer_add_list(t, file);
-        free(file);
-        return 0;
-    }
-    return -1;
+    if (!file) return -1;
+    const char* name = strrchr(file, '/') + 1;
+    if (strcmp(name, "gpt2_tokenizer.bin") == 0) tokenizer_add_list(t, file);
+    else tokenizer_add_json(t, file, strcmp(name, "tokenizer.json") == 0);
+    free(file);
+    return 0;
 }
 
 // The bytes of a token, not NUL-terminated; NULL for an id without a token. A token may be a part of a character.
