@@ -90,7 +90,7 @@ static inline void profile_table_energy(Table* t, OpEnergies* e) {
         const OpEnergy* op = &e->ops[i];
         table_text(t, "direction", direction_name(op->scope.direction));
         table_text(t, "op", op->scope.op);
-        table_text(t, "shapes", *op->scope.shapes ? op->scope.shapes : NULL);
+        table_text(t, "shapes", op->scope.shapes);
         table_number(t, "calls", 0, (double)op->calls);
         table_number(t, "joules", 4, op_joules(op));
         table_number(t, "percent", 1, 100 * op_joules(op) / sum);

@@ -1,10 +1,13 @@
-/* The report of a profiler (profiler.h): facts about the run, and tables; what is printed, and where the
- * files go. */
+/* The report of a profiler (profiler.h): facts about the run, and tables. What is printed, and the files, all in one
+ * directory:
+ *
+ *     profile.txt    everything, as aligned text            profile.html   the same as one page that needs no network
+ *     kernels.csv    one line per row, with full names      summary.csv    the facts, and the step's times for scripts */
 #ifndef LLMC_PROFILE_REPORT_H
 #define LLMC_PROFILE_REPORT_H
 
-#include "llmc/dist/process_group.h"
-#include "llmc/profile/files.h"
+#include "llmc/base/page.h"
+#include "llmc/base/run_lock.h"
 #include "llmc/profile/profiler.h"
 
 // The run that is reported.
@@ -16,6 +19,92 @@ typedef struct {
     int broadcast_overlaps;  // updated parameters are broadcast during the next step's forward pass
     RunLock* lock;           // of `out`
 } ProfiledRun;
+
+// The first table is the summary: kind, name and value of the facts, of which the first is the command, then of numbers.
+typedef struct {
+    Table tables[10];
+    int count;
+} ProfileReport;
+
+static inline Table* report_table(ProfileReport* r) {
+    CHECK(r->count < (int)COUNT_OF(r->tables));
+    return &r->tables[r->count++];
+}
+
+// Takes ownership of `value`.
+static inline void report_add(ProfileReport* r, const char* kind, const char* name, char* value) {
+    table_text(&r->tables[0], "kind", kind);
+    table_text(&r->tables[0], "name", name);
+    table_add(&r->tables[0], "value", TABLE_TEXT, value);
+}
+
+static inline void report_fact(ProfileReport* r, const char* name, char* text) { report_add(r, "fact", name, text); }
+
+// Takes ownership of `command`.
+static inline void report_open(ProfileReport* r, char* command) {
+    memset(r, 0, sizeof *r);
+    table_open(report_table(r), "summary", "");
+    report_fact(r, "command", command);
+}
+
+static inline void report_free(ProfileReport* r) {
+    for (int i = 0; i < r->count; i++) table_free(&r->tables[i]);
+    memset(r, 0, sizeof *r);
+}
+
+static inline const Table* report_find(const ProfileReport* r, const char* id) {
+    for (int i = 0; i < r->count; i++)
+        if (strcmp(r->tables[i].id, id) == 0) return &r->tables[i];
+    return NULL;
+}
+
+// The tables of a step. `energies`: of its ops, if they were measured.
+static inline void report_step(ProfileReport* r, const ProfileStep* step, const Accounting* a, ProfileTimes times,
+                               OpEnergies* energies) {
+    profile_table_accounting(report_table(r), step, a, times);
+    profile_table_kinds(report_table(r), step, a->span);
+    profile_table_layers(report_table(r), step, a->span);
+    profile_table_ops(report_table(r), step, a->span);
+    if (energies->count) profile_table_energy(report_table(r), energies);
+    profile_table_kernels(report_table(r), step);
+    profile_table_gaps(report_table(r), step);
+}
+
+// Append the numbers to the summary, after all facts.
+static inline void report_numbers(ProfileReport* r, const ProfileStep* step, const Accounting* a, ProfileTimes times,
+                                  const MeasuredPeaks* peaks) {
+    size_t readbacks = 0;
+    for (size_t i = 0; i < step->count; i++)
+        readbacks += step->rows[i].kernel && text_begins(step->rows[i].kernel, "copy_to_host");
+    const struct {
+        const char* name;
+        double value;
+    } numbers[] = {{"span_ms", 1e3 * a->span},
+                   {"kernels_ms", 1e3 * a->kernels},
+                   {"overlap_ms", 1e3 * a->overlap},
+                   {"gap_host_ms", 1e3 * a->gap[GAP_HOST]},
+                   {"gap_stream_ms", 1e3 * a->gap[GAP_STREAM]},
+                   {"gap_kernels_ms", 1e3 * a->gap[GAP_SWITCH]},
+                   {"before_ms", 1e3 * step->before},
+                   {"after_ms", 1e3 * step->after},
+                   {"profiled_ms", 1e3 * times.profiled},
+                   {"plain_ms", 1e3 * times.plain},
+                   {"host_waits", (double)step->host_waits},
+                   {"stream_waits", (double)step->stream_waits},
+                   {"readbacks", (double)readbacks},
+                   {"unattributed", (double)a->unscoped},
+                   {"dropped", (double)step->dropped},
+                   {"peak_flops", peaks->flops},
+                   {"peak_bytes", peaks->bytes}};
+    for (size_t i = 0; i < COUNT_OF(numbers); i++) {
+        char number[32] = "";
+        if (!isnan(numbers[i].value)) format_number(number, numbers[i].value);
+        report_add(r, "number", numbers[i].name, xprintf("%s", number));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Steps
 
 // Index of the step whose slowest rank has the median span, of spans [ranks][count]; of an even number, the lower
 // median.
@@ -53,16 +142,18 @@ typedef struct {
 
 static inline RankStep profiler_rank_step(const ProfileStep* step, const Accounting* a, const ProfiledRun* run) {
     double before = step->before > 0 ? step->before : 0;  // NaN too
-    double own = before + a->span - (a->communication - a->overlapped);
-    RankStep r;
-    r.span = a->span;
-    r.own = own;
-    r.broadcast = run->broadcast_overlaps ? a->broadcast : 0;
-    r.communication = a->communication - r.broadcast;
-    r.overlapped = a->overlapped - (run->broadcast_overlaps ? a->broadcast_overlapped : 0);
-    r.host = a->gap[GAP_HOST];
+    double broadcast = run->broadcast_overlaps ? a->broadcast : 0;
+    RankStep r = {.span = a->span,
+                  .own = before + a->span - (a->communication - a->overlapped),
+                  .communication = a->communication - broadcast,
+                  .overlapped = a->overlapped - (run->broadcast_overlaps ? a->broadcast_overlapped : 0),
+                  .broadcast = broadcast,
+                  .host = a->gap[GAP_HOST]};
     return r;
 }
+
+// ---------------------------------------------------------------------------------------------------------
+// Facts
 
 static inline int is_control(char c) { return (unsigned char)c < ' ' || c == 127; }
 
@@ -128,9 +219,9 @@ static inline char* profiler_cost(double profiled, double plain, int is_gpu, int
                                                     : "");
 }
 
-static inline void profiler_facts(ProfileReport* r, const Profiler* p, const ProfiledRun* run, size_t median,
-                                  const RankStep* mine) {
-    double plain = r->times.plain, profiled = r->times.profiled;
+static inline void profiler_facts(ProfileReport* r, const Profiler* p, const ProfiledRun* run, ProfileTimes times,
+                                  size_t median, const RankStep* mine) {
+    double plain = times.plain, profiled = times.profiled;
     int waits = p->is_tracing && plain > 1.1 * profiled && mine->host > 0.01 * mine->span;
     int64_t first = p->first + p->warmup + p->count + 1;
     int is_gpu = GPU_BUILD;
@@ -205,26 +296,118 @@ static inline void profiler_table_ranks(ProfileReport* r, const RankStep* all, i
 static inline void profiler_fill_report(ProfileReport* r, Profiler* p, const ProfiledRun* run) {
     size_t median = profiler_median_step(p, run->group);
     ProfileStep* step = &p->steps[median];
-    memset(r, 0, sizeof *r);
     profile_compare_steps(step, p->steps, (size_t)p->taken);
-    r->title = profiler_command();
-    r->step = step, r->peaks = p->peaks;
-    r->accounting = profile_account(step);
-    r->times.plain = median_of(p->plain, (size_t)p->plain_count), r->times.profiled = step->seconds;
-    RankStep mine = profiler_rank_step(step, &r->accounting, run);
-    profiler_facts(r, p, run, median, &mine);
-    double span = r->accounting.span;
-    profile_table_accounting(report_table(r), step, &r->accounting, r->times);
-    profile_table_kinds(report_table(r), step, span);
-    profile_table_layers(report_table(r), step, span);
-    profile_table_ops(report_table(r), step, span);
-    if (p->ops.count) profile_table_energy(report_table(r), &p->ops);
-    profile_table_kernels(report_table(r), step);
-    profile_table_gaps(report_table(r), step);
+    Accounting a = profile_account(step);
+    ProfileTimes times = {median_of(p->plain, (size_t)p->plain_count), step->seconds};
+    RankStep mine = profiler_rank_step(step, &a, run);
+    report_open(r, profiler_command());
+    profiler_facts(r, p, run, times, median, &mine);
+    report_step(r, step, &a, times, &p->ops);
     RankStep* all = (RankStep*)xmalloc((size_t)run->group->size * sizeof *all);
     group_gather(run->group, all, &mine, sizeof mine);
     if (run->group->size > 1) profiler_table_ranks(r, all, run->group->size);
     free(all);
+    report_numbers(r, step, &a, times, &p->peaks);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Files
+
+// The facts below the command.
+static inline void report_put_facts(Text* out, const ProfileReport* r) {
+    const Table* t = &r->tables[0];
+    for (size_t i = 1; i < table_rows(t) && strcmp(table_cell(t, i, 0), "fact") == 0; i++)
+        text_printf(out, "%-12s %s\n", table_cell(t, i, 1), table_cell(t, i, 2));
+}
+
+static inline void report_put_table(Text* out, const Table* t) {
+    text_printf(out, "\n%s\n", t->title);
+    if (t->note) text_printf(out, "%s\n", t->note);
+    text_append(out, "\n", 1);
+    table_put_text(out, t);
+}
+
+static inline void report_text(Text* out, const ProfileReport* r) {
+    text_printf(out, "%s\n\n", table_cell(&r->tables[0], 0, 2));
+    report_put_facts(out, r);
+    for (int i = 1; i < r->count; i++) report_put_table(out, &r->tables[i]);
+}
+
+// The Makefile turns llmc/profile/page.html into the bytes that are included here.
+static inline void report_page(Text* out, const ProfileReport* r) {
+    static const unsigned char page[] = {
+#include "profile_page.inc"
+        0};
+    Text data = {NULL, 0, 0};
+    for (int i = 0; i < r->count; i++) {
+        text_printf(&data, i ? ",\n" : "[");
+        table_put_json(&data, &r->tables[i]);
+    }
+    text_printf(&data, "]");
+    page_put(out, page, &data);
+    free(data.text);
+}
+
+static inline void report_csv(Text* out, const ProfileReport* r) { table_put_csv(out, report_find(r, "kernels")); }
+
+static inline void report_summary(Text* out, const ProfileReport* r) { table_put_csv(out, &r->tables[0]); }
+
+static const struct {
+    const char* name;
+    void (*put)(Text*, const ProfileReport*);
+} REPORT_FILES[] = {{"profile.txt", report_text},
+                    {"profile.html", report_page},
+                    {"kernels.csv", report_csv},
+                    {"summary.csv", report_summary}};
+
+// Remove a report's files, and only those, from `directory`. `lock`, here and below: the lock of the run's directory.
+static inline void report_remove(RunLock* lock, const char* directory) {
+    for (size_t i = 0; i < COUNT_OF(REPORT_FILES); i++) {
+        char* path = xprintf("%s/%s", directory, REPORT_FILES[i].name);
+        struct stat st;
+        int is_there = run_lock_check(lock) == 0 && lstat(path, &st) == 0 && S_ISREG(st.st_mode);
+        if (is_there && unlink(path) != 0 && errno != ENOENT)
+            warn("%s: belongs to an earlier profile and cannot be removed: %s", path, strerror(errno));
+        free(path);
+    }
+}
+
+// A rank's report directory in the run's directory (caller frees).
+static inline char* report_directory(const char* out, int rank, int ranks) {
+    return ranks == 1 ? xprintf("%s/profile", out) : xprintf("%s/profile/rank_%d", out, rank);
+}
+
+// Remove the reports of an earlier profile with another number of ranks. Any rank may call this, because no rank of
+// this run writes to those directories.
+static inline void report_clear(RunLock* lock, const char* out, int ranks) {
+    int is_there = 1;
+    for (int rank = ranks == 1 ? 0 : ranks; is_there; rank++) {
+        char* directory = report_directory(out, rank, rank + 2);
+        struct stat st;
+        is_there = lstat(directory, &st) == 0 && S_ISDIR(st.st_mode);
+        if (is_there) report_remove(lock, directory);
+        if (is_there && run_lock_check(lock) == 0) rmdir(directory);  // fails if it holds other files
+        free(directory);
+    }
+    char* directory = report_directory(out, 0, 1);
+    if (ranks > 1) report_remove(lock, directory);
+    free(directory);
+}
+
+// Create `directory` and write all files to it. Prints a warning for each file that cannot be written.
+static inline void report_write(const ProfileReport* r, RunLock* lock, const char* directory) {
+    if (run_lock_check(lock) != 0) return;
+    if (make_directories(directory) != 0) {
+        warn("%s: cannot be created: %s; the profile is not written", directory, strerror(errno));
+        return;
+    }
+    for (size_t i = 0; i < COUNT_OF(REPORT_FILES) && run_lock_check(lock) == 0; i++) {
+        Text text = {NULL, 0, 0};
+        char* path = xprintf("%s/%s", directory, REPORT_FILES[i].name);
+        REPORT_FILES[i].put(&text, r);
+        if (write_file(path, text.text, text.length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
+        free(text.text), free(path);
+    }
 }
 
 // Print the main tables and write the whole report to OUT/profile, or with several ranks to a directory per rank in it.
@@ -234,7 +417,7 @@ static inline void profiler_report(FILE* out, Profiler* p, const ProfiledRun* ru
     ProfileReport r;
     Text t = {NULL, 0, 0};
     profiler_fill_report(&r, p, run);
-    for (int i = 0; i < r.fact_count; i++) text_printf(&t, "%-12s %s\n", r.facts[i].name, r.facts[i].text);
+    report_put_facts(&t, &r);
     for (size_t i = 0; i < COUNT_OF(shown); i++)
         if (report_find(&r, shown[i])) report_put_table(&t, report_find(&r, shown[i]));
     if (*run->out) {

@@ -181,8 +181,8 @@ static inline void profile_table_ops(Table* t, const ProfileStep* step, double s
     for (size_t k = 0; k < count; k++) {
         const ProfileGroup* g = &groups[k];
         table_text(t, "direction", direction_name(g->row->direction));
-        table_text(t, "op", *g->row->op ? g->row->op : NULL);
-        table_text(t, "shapes", *g->row->shapes ? g->row->shapes : NULL);
+        table_text(t, "op", g->row->op);
+        table_text(t, "shapes", g->row->shapes);
         table_number(t, "calls", 0, (double)g->calls);
         table_number(t, "kernels", 0, (double)g->rows);
         table_number(t, "ms", 3, 1e3 * g->seconds);
@@ -211,8 +211,8 @@ static inline void profile_table_kernels(Table* t, const ProfileStep* step) {
         table_number(t, "index", 0, (double)i);
         table_text(t, "direction", direction_name(r->direction));
         table_number(t, "layer", 0, r->layer >= 0 ? r->layer : (double)NAN);
-        table_text(t, "op", *r->op ? r->op : NULL);
-        table_text(t, "shapes", *r->shapes ? r->shapes : NULL);
+        table_text(t, "op", r->op);
+        table_text(t, "shapes", r->shapes);
         table_text(t, "kernel", r->kernel);
         table_number(t, "stream", 0, r->stream >= 0 ? r->stream : (double)NAN);
         table_text(t, "grid", profile_dimensions(text, r->grid));
@@ -226,7 +226,7 @@ static inline void profile_table_kernels(Table* t, const ProfileStep* step) {
         table_number(t, "max_us", 2, 1e6 * r->max);
         profile_table_work(t, r, r->seconds, r->flops, r->bytes, r->roofline);
         table_number(t, "lost_us", 2, 1e6 * profile_lost(r));
-        table_long_text(t, "full_name", r->full);
+        table_add(t, "full_name", TABLE_LONG_TEXT, xprintf("%s", r->full ? r->full : ""));
     }
     t->note = xprintf("An op's work is shown at its longest row. Its other rows are helpers, whose time counts as "
                       "lost. " PROFILE_ABOVE_ROOFLINE);
