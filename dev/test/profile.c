@@ -37,8 +37,6 @@ static int near_to(double a, double b) { return fabs(a - b) <= 1e-12; }
 static void test_names(Tests* t) {
     static const char* const names[][2] = {
         {"nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN", "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN"},
-        {"sum_forward_kernel(float*, float const*, int, float, int)", "sum_forward_kernel"},
-        {"void attention_forward_kernel<64, (Mask)0, false>(float*, Shape<3>)", "attention_forward_kernel"},
         {"void cublasLt::splitKreduce_kernel<32, 16, int, float, true>(float const*, int)",
          "cublasLt::splitKreduce_kernel"},
         {"void (anonymous namespace)::fill<Pair<int, float> >(int)", "fill"},
@@ -46,8 +44,6 @@ static void test_names(Tests* t) {
         {"void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_128x64_tn_align8>(Params)",
          "cutlass_80_tensorop_bf16_s16816gemm_128x64_tn_align8"},
         {"void cutlass::device_kernel<gemm::Universal<A<1>, B>, int>(Params)", "gemm::Universal"},
-        {"", ""},
-        {"<<", ""},
         {">>(", ""},
     };
     for (size_t i = 0; i < COUNT_OF(names); i++)
@@ -188,6 +184,7 @@ static void test_order(Tests* t) {
 static void test_random_accounting(Tests* t) {
     enum { ROWS = 60 };
     uint64_t state = 1;
+    int wrong = 0;
     for (int round = 0; round < 20; round++) {
         ProfileStep step;
         KernelTrace trace;
@@ -209,9 +206,10 @@ static void test_random_accounting(Tests* t) {
         kernel_trace_free(&trace);
         Accounting a = profile_account(&step);
         double sum = a.kernels - a.overlap + a.gap[GAP_HOST] + a.gap[GAP_STREAM] + a.gap[GAP_SWITCH];
-        expect(t, near_to(sum, a.span), "the sum of a random step", "%.15g against %.15g", sum, a.span);
+        wrong += !near_to(sum, a.span);
         profile_step_free(&step);
     }
+    expect(t, wrong == 0, "the sums of random steps", "%d are wrong", wrong);
 }
 
 // Without a trace rows are ops, timed by the host's clock. An inner scope's time does not count in the outer one.
@@ -374,9 +372,8 @@ static void test_facts(Tests* t) {
 }
 
 static void test_words(Tests* t) {
-    static const char* const words[][2] = {{"-o", "-o"},           {"", "''"},
-                                           {"a b\\c", "'a b\\c'"}, {"it's", "'it'\\''s'"},
-                                           {"a\\b\n", "'a\\b?'"},  {"\xC3\xA9", "'\xC3\xA9'"}};
+    static const char* const words[][2] = {
+        {"-o", "-o"}, {"", "''"}, {"a b\\c", "'a b\\c'"}, {"it's", "'it'\\''s'"}, {"a\\b\n", "'a\\b?'"}};
     for (size_t i = 0; i < COUNT_OF(words); i++) {
         Text text = {NULL, 0, 0};
         profiler_put_word(&text, words[i][0]);
@@ -522,13 +519,15 @@ static char* said_by_write(const ProfileReport* r, const char* directory) {
 
 // The files of a traced step, with the times of all three.
 static void test_files(Tests* t, const ProfileReport* r) {
-    static const char* const names[] = {"profile.txt", "kernels.csv", "summary.csv"};
+    static const char* const names[] = {"profile.txt", "summary.csv"};
     char* directory = xprintf("%s/out/profile", scratch);
     for (int again = 0; again < 2; again++) expect_text(t, "files are written", said_by_write(r, directory), "");
     for (size_t i = 0; i < COUNT_OF(names); i++) expect_golden(t, names[i], file_of(directory, names[i]));
-    char* page = file_of(directory, "profile.html");
+    char *page = file_of(directory, "profile.html"), *csv = file_of(directory, "kernels.csv");
     test_page(t, page, r);
-    free(page), free(directory);
+    expect(t, strstr(csv, ",\"void evil<a, \"\"b\"\">(</script>\r\n)\"\r\n") != NULL, "full names in kernels.csv", "%s",
+           csv);
+    free(page), free(csv), free(directory);
 }
 
 // The report of a step whose rows are ops, as on the CPU: a gap between ops does not wait for the host.
@@ -538,6 +537,7 @@ static void test_report_of_ops(Tests* t) {
     ProfileStep step;
     ProfileReport r;
     OpEnergies none = {NULL, 0, {0, 0, 0}};
+    static const char* const ids[] = {"accounting", "ops", "gaps"};
     Text text = {NULL, 0, 0};
     memset(records, 0, sizeof records);
     records[0].scope.op = "matmul_forward", records[1].scope.op = "adamw\"update";
@@ -551,8 +551,7 @@ static void test_report_of_ops(Tests* t) {
     ProfileTimes times = {NAN, NAN};
     report_open(&r, xprintf("ops"));
     report_step(&r, &step, &a, times, &none);
-    report_text(&text, &r);
-    report_csv(&text, &r);
+    for (size_t i = 0; i < COUNT_OF(ids); i++) report_put_table(&text, report_find(&r, ids[i]));
     expect_golden(t, "a report of ops", text.text);
     report_free(&r);
     profile_step_free(&step);

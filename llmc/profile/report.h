@@ -62,9 +62,9 @@ static inline const Table* report_find(const ProfileReport* r, const char* id) {
 static inline void report_step(ProfileReport* r, const ProfileStep* step, const Accounting* a, ProfileTimes times,
                                OpEnergies* energies) {
     profile_table_accounting(report_table(r), step, a, times);
-    profile_table_kinds(report_table(r), step, a->span);
-    profile_table_layers(report_table(r), step, a->span);
-    profile_table_ops(report_table(r), step, a->span);
+    profile_table_groups(report_table(r), step, a->span, BY_KIND);
+    profile_table_groups(report_table(r), step, a->span, BY_LAYER);
+    profile_table_groups(report_table(r), step, a->span, BY_OP);
     if (energies->count) profile_table_energy(report_table(r), energies);
     profile_table_kernels(report_table(r), step);
     profile_table_gaps(report_table(r), step);
