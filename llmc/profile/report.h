@@ -38,13 +38,14 @@ static inline void report_add(ProfileReport* r, const char* kind, const char* na
     table_add(&r->tables[0], "value", TABLE_TEXT, value);
 }
 
-static inline void report_fact(ProfileReport* r, const char* name, char* text) { report_add(r, "fact", name, text); }
+// Add a fact; its text is a format with arguments.
+#define REPORT_FACT(report, name, ...) report_add(report, "fact", name, xprintf(__VA_ARGS__))
 
 // Takes ownership of `command`.
 static inline void report_open(ProfileReport* r, char* command) {
     memset(r, 0, sizeof *r);
     table_open(report_table(r), "summary", "");
-    report_fact(r, "command", command);
+    report_add(r, "fact", "command", command);
 }
 
 static inline void report_free(ProfileReport* r) {
@@ -155,21 +156,16 @@ static inline RankStep profiler_rank_step(const ProfileStep* step, const Account
 // ---------------------------------------------------------------------------------------------------------
 // Facts
 
-static inline int is_control(char c) { return (unsigned char)c < ' ' || c == 127; }
-
 // Append a word of a command as one would type it, in quotes if the shell needs them. A control character becomes "?".
 static inline void profiler_put_word(Text* t, const char* word) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=,:@%+-";
-    if (*word && !word[strspn(word, plain)]) {
-        text_append(t, word, strlen(word));
-        return;
-    }
-    text_append(t, "'", 1);
+    const char* quote = *word && !word[strspn(word, plain)] ? "" : "'";
+    text_printf(t, "%s", quote);
     for (; *word; word++) {
         if (*word == '\'') text_append(t, "'\\''", 4);
-        else text_append(t, is_control(*word) ? "?" : word, 1);
+        else text_append(t, (unsigned char)*word < ' ' || *word == 127 ? "?" : word, 1);
     }
-    text_append(t, "'", 1);
+    text_printf(t, "%s", quote);
 }
 
 // The command line that started this program (caller frees).
@@ -227,41 +223,38 @@ static inline void profiler_facts(ProfileReport* r, const Profiler* p, const Pro
     int is_gpu = GPU_BUILD;
     char in_fp8[48] = "";
     if (p->peaks.fp8_flops > 0) snprintf(in_fp8, sizeof in_fp8, ", %.4g in fp8", 1e-12 * p->peaks.fp8_flops);
-    report_fact(r, is_gpu ? "GPU" : "CPU", profiler_machine());
-    report_fact(r, "precision", xprintf("%s", FLOATX_NAME));
-    report_fact(r, "mode", xprintf("%s", run->passes));
-    report_fact(r, "rank", xprintf("%d of %d", run->group->rank, run->group->size));
-    report_fact(
-        r, "times",
-        xprintf("%s", p->is_tracing ? "of kernels, from CUPTI's activity records" : "of ops, by the host's clock"));
-    report_fact(r, "step",
-                xprintf("%lld, the median of %lld to %lld by %stime, after %d warm-up and %d plain steps%s",
-                        (long long)(first + (int64_t)median), (long long)first, (long long)(first + p->taken - 1),
-                        run->group->size > 1 ? "the slowest rank's " : "", p->warmup, p->count,
-                        p->taken < p->count ? "; the run was stopped before the rest" : ""));
-    report_fact(r, "ceilings",
-                xprintf("%.4g TFLOP/s (matmul of %s%d)%s, %.4g GB/s (copy), %.3g us a launch, measured at the start",
-                        1e-12 * p->peaks.flops, is_gpu ? "" : "up to ", PEAK_SIZE, in_fp8, 1e-9 * p->peaks.bytes,
-                        1e6 * p->peaks.launch));
+    report_add(r, "fact", is_gpu ? "GPU" : "CPU", profiler_machine());
+    REPORT_FACT(r, "precision", "%s", FLOATX_NAME);
+    REPORT_FACT(r, "mode", "%s", run->passes);
+    REPORT_FACT(r, "rank", "%d of %d", run->group->rank, run->group->size);
+    REPORT_FACT(r, "times", "%s",
+                p->is_tracing ? "of kernels, from CUPTI's activity records" : "of ops, by the host's clock");
+    REPORT_FACT(r, "step", "%lld, the median of %lld to %lld by %stime, after %d warm-up and %d plain steps%s",
+                (long long)(first + (int64_t)median), (long long)first, (long long)(first + p->taken - 1),
+                run->group->size > 1 ? "the slowest rank's " : "", p->warmup, p->count,
+                p->taken < p->count ? "; the run was stopped before the rest" : "");
+    REPORT_FACT(r, "ceilings",
+                "%.4g TFLOP/s (matmul of %s%d)%s, %.4g GB/s (copy), %.3g us a launch, measured at the start",
+                1e-12 * p->peaks.flops, is_gpu ? "" : "up to ", PEAK_SIZE, in_fp8, 1e-9 * p->peaks.bytes,
+                1e6 * p->peaks.launch);
     if (waits)
-        report_fact(r, "host",
-                    xprintf("plain steps take %.3f ms longer than this one, for which the host queued work ahead: they "
-                            "wait for the host",
-                            1e3 * (plain - profiled)));
-    if (!isnan(plain)) report_fact(r, "cost", profiler_cost(profiled, plain, is_gpu, waits));
-    report_fact(r, "work",
-                xprintf("%.4g TFLOP over all ranks by the model's formula, %.4g TFLOP/s in %s step", 1e-12 * run->flops,
-                        1e-12 * run->flops / (isnan(plain) ? profiled : plain), isnan(plain) ? "this" : "a plain"));
-    if (p->ops.count) report_fact(r, "ops", op_energies_sum(&p->ops));
+        REPORT_FACT(r, "host",
+                    "plain steps take %.3f ms longer than this one, for which the host queued work ahead: they "
+                    "wait for the host",
+                    1e3 * (plain - profiled));
+    if (!isnan(plain)) report_add(r, "fact", "cost", profiler_cost(profiled, plain, is_gpu, waits));
+    REPORT_FACT(r, "work", "%.4g TFLOP over all ranks by the model's formula, %.4g TFLOP/s in %s step",
+                1e-12 * run->flops, 1e-12 * run->flops / (isnan(plain) ? profiled : plain),
+                isnan(plain) ? "this" : "a plain");
+    if (p->ops.count) report_add(r, "fact", "ops", op_energies_sum(&p->ops));
     if (mine->communication > 0)
-        report_fact(r, "overlap",
-                    xprintf("%.1f %% of %.3f ms of communication overlap with other work",
-                            100 * mine->overlapped / mine->communication, 1e3 * mine->communication));
+        REPORT_FACT(r, "overlap", "%.1f %% of %.3f ms of communication overlap with other work",
+                    100 * mine->overlapped / mine->communication, 1e3 * mine->communication);
     if (mine->broadcast > 0)
-        report_fact(r, "broadcast",
-                    xprintf("%.3f ms of share_parameters, not in the overlap: a run overlaps it with the next step's "
-                            "forward pass, a profiled step has it at its end",
-                            1e3 * mine->broadcast));
+        REPORT_FACT(r, "broadcast",
+                    "%.3f ms of share_parameters, not in the overlap: a run overlaps it with the next step's "
+                    "forward pass, a profiled step has it at its end",
+                    1e3 * mine->broadcast);
 }
 
 // All ranks, and which one the others wait for.
@@ -287,9 +280,8 @@ static inline void profiler_table_ranks(ProfileReport* r, const RankStep* all, i
                       "rank %d.",
                       all[0].broadcast > 0 ? "communication_ms does not include share_parameters. " : "", slowest,
                       100 * (all[slowest].own / all[fastest].own - 1), fastest);
-    report_fact(r, "slowest",
-                xprintf("rank %d with %.3f ms of its own work; the fastest is rank %d with %.3f ms", slowest,
-                        1e3 * all[slowest].own, fastest, 1e3 * all[fastest].own));
+    REPORT_FACT(r, "slowest", "rank %d with %.3f ms of its own work; the fastest is rank %d with %.3f ms", slowest,
+                1e3 * all[slowest].own, fastest, 1e3 * all[fastest].own);
 }
 
 // Makes collective calls: all ranks report the same step.
