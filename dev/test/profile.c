@@ -573,43 +573,35 @@ static void test_refused_files(Tests* t, const ProfileReport* r) {
     free(want), free(blocker), free(below), free(full), free(link), free(taken), free(csv);
 }
 
-// Create these files below `out`, clear it for a run of `ranks`, and list what is left; "!": the directory is gone too
-// (caller frees).
-static char* left_in(const char* out, const char* const* names, size_t count, int ranks) {
-    Text left = {NULL, 0, 0};
-    for (size_t i = 0; i < count; i++) {
-        char *path = xprintf("%s/profile/%s", out, names[i]), *slash = strrchr(path, '/');
-        *slash = '\0';
-        CHECK(make_directories(path) == 0);
-        *slash = '/';
-        CHECK(file_exists(path) || write_file(path, "x", 1) == 0);
-        free(path);
-    }
-    for (int again = 0; again < 2; again++) report_clear(NULL, out, ranks);
-    for (size_t i = 0; i < count; i++) {
-        char *path = xprintf("%s/profile/%s", out, names[i]), *slash = strrchr(path, '/');
-        if (file_exists(path)) text_printf(&left, "%s ", names[i]);
-        *slash = '\0';
-        if (!file_exists(path)) text_printf(&left, "!%s ", names[i]);
-        free(path);
-    }
-    return left.text;
+// What a shell command prints in the scratch folder (caller frees).
+static char* shell(const char* command) {
+    Text out = {NULL, 0, 0};
+    char line[256], *whole = xprintf("cd %s && %s", scratch, command);
+    FILE* f = popen(whole, "r");
+    while (f && fgets(line, sizeof line, f)) text_append(&out, line, strlen(line));
+    CHECK(f && pclose(f) == 0);
+    text_append(&out, "", 0);
+    free(whole);
+    return out.text;
 }
 
+// What is left where one rank, or two, profile after one and four have. Other files stay, and the target of a link.
 static void test_clear(Tests* t) {
-    static const char* const names[] = {"profile.txt",        "kernels.csv",         "notes.txt",
-                                        "rank_0/profile.txt", "rank_1/profile.html", "rank_2/summary.csv",
-                                        "rank_2/mine",        "rank_3/kernels.csv"};
-    char *out = xprintf("%s/cleared", scratch), *link = xprintf("%s/profile/rank_4", out);
-    char* elsewhere = xprintf("%s/profile/rank_0", out);
-    expect_text(t, "one rank after four", left_in(out, names, COUNT_OF(names), 1),
-                "profile.txt kernels.csv notes.txt !rank_0/profile.txt !rank_1/profile.html rank_2/mine "
-                "!rank_3/kernels.csv ");
-    CHECK(symlink(elsewhere, link) == 0);
-    expect_text(t, "two ranks after one and four; the target of a link stays", left_in(out, names, COUNT_OF(names), 2),
-                "notes.txt rank_0/profile.txt rank_1/profile.html rank_2/mine !rank_3/kernels.csv ");
-    report_clear(NULL, link, 1);  // no such directory
-    free(out), free(link), free(elsewhere);
+    static const char make[] =
+        "mkdir -p cleared/profile && cd cleared/profile && mkdir -p rank_0 rank_1 rank_2 rank_3 && "
+        "touch profile.txt notes.txt rank_0/profile.txt rank_1/profile.html rank_2/summary.csv "
+        "rank_2/mine rank_3/kernels.csv && ln -sfn rank_0 rank_4";
+    static const char list[] = "cd cleared/profile && echo $(find * | sort)";
+    char* out = xprintf("%s/cleared", scratch);
+    static const char* const left[] = {"notes.txt profile.txt rank_2 rank_2/mine rank_4\n",
+                                       "notes.txt rank_0 rank_0/profile.txt rank_1 rank_1/profile.html rank_2 "
+                                       "rank_2/mine rank_4\n"};
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        free(shell(make));
+        report_clear(NULL, out, ranks);
+        expect_text(t, ranks == 1 ? "one rank after four" : "two ranks after four", shell(list), left[ranks - 1]);
+    }
+    free(out);
 }
 
 // If the run has lost the lock of its directory, nothing is written there and nothing removed.

@@ -6,21 +6,11 @@
 #include "llmc/profile/rows.h"
 #include "llmc/profile/text_table.h"
 
-static inline const char* profile_kind_name(Kind kind) {
-    static const char* const names[KINDS] = {"matmul",       "attention",     "memory-bound",
-                                             "launch-bound", "communication", "host copy"};
-    return names[kind];
-}
-
-static inline const char* profile_bound_name(Bound bound) {
-    static const char* const names[] = {NULL, "compute", "memory", "launch"};
-    return names[bound];
-}
-
-static inline const char* profile_gap_name(Gap gap) {
-    static const char* const names[GAPS] = {"host", "another stream", "between kernels"};
-    return names[gap];
-}
+// Names of Kind, Bound and Gap.
+static const char* const PROFILE_KINDS[KINDS] = {"matmul",       "attention",     "memory-bound",
+                                                 "launch-bound", "communication", "host copy"};
+static const char* const PROFILE_BOUNDS[] = {NULL, "compute", "memory", "launch"};
+static const char* const PROFILE_GAPS[GAPS] = {"host", "another stream", "between kernels"};
 
 // ---------------------------------------------------------------------------------------------------------
 // Groups of rows and their sums
@@ -139,7 +129,7 @@ static inline void profile_table_work(Table* t, const ProfileRow* row, double se
     table_number(t, "tflop_s", 3, positive(1e-12 * profile_rate(flops, seconds)));
     table_number(t, "gb_s", 1, positive(1e-9 * profile_rate(bytes, seconds)));
     table_text(t, "tensor_cores", row->tensor_cores < 0 ? NULL : row->tensor_cores ? "yes" : "no");
-    table_text(t, "bound", profile_bound_name(row->bound));
+    table_text(t, "bound", PROFILE_BOUNDS[row->bound]);
     table_number(t, "roofline_percent", 1, row->bound ? 100 * profile_rate(roofline, seconds) : (double)NAN);
 }
 
@@ -165,7 +155,7 @@ static inline void profile_table_groups(Table* t, const ProfileStep* step, doubl
         const ProfileGroup* g = &groups[k];
         const ProfileRow* row = g->row;
         if (grouping == BY_LAYER) table_number(t, "layer", 0, row->layer >= 0 ? row->layer : (double)NAN);
-        if (grouping == BY_KIND) table_text(t, "kind", profile_kind_name(profile_kind(row)));
+        if (grouping == BY_KIND) table_text(t, "kind", PROFILE_KINDS[profile_kind(row)]);
         if (grouping == BY_OP) {
             profile_table_op(t, row->direction, row->op, row->shapes);
             table_number(t, "calls", 0, (double)g->calls);
@@ -228,7 +218,7 @@ static inline void profile_table_gaps(Table* t, const ProfileStep* step) {
         table_number(t, "start_us", 2, 1e6 * gaps[i].start);
         table_number(t, "us", 2, 1e6 * gaps[i].seconds);
         Gap cause = gaps[i].host > 0.5 * gaps[i].seconds ? GAP_HOST : gaps[i].rest;
-        table_text(t, "cause", ops ? "between ops" : profile_gap_name(cause));
+        table_text(t, "cause", ops ? "between ops" : PROFILE_GAPS[cause]);
         table_text(t, "before", before->kernel ? before->kernel : before->op);
         table_number(t, "index", 0, (double)gaps[i].before);
     }
