@@ -372,17 +372,16 @@ static inline char* report_directory(const char* out, int rank, int ranks) {
 // Remove the reports of an earlier profile with another number of ranks. Any rank may call this, because no rank of
 // this run writes to those directories.
 static inline void report_clear(RunLock* lock, const char* out, int ranks) {
-    int is_there = 1;
-    for (int rank = ranks == 1 ? 0 : ranks; is_there; rank++) {
-        char* directory = report_directory(out, rank, rank + 2);
-        struct stat st;
-        is_there = lstat(directory, &st) == 0 && S_ISDIR(st.st_mode);
-        if (is_there) report_remove(lock, directory);
-        if (is_there && run_lock_check(lock) == 0) rmdir(directory);  // fails if it holds other files
-        free(directory);
-    }
-    char* directory = report_directory(out, 0, 1);
+    char* directory = xprintf("%s/profile", out);
     if (ranks > 1) report_remove(lock, directory);
+    for (int rank = ranks > 1 ? ranks : 0, is_there = 1; is_there; rank++) {
+        char* path = xprintf("%s/rank_%d", directory, rank);
+        struct stat st;
+        is_there = lstat(path, &st) == 0 && S_ISDIR(st.st_mode);
+        if (is_there) report_remove(lock, path);
+        if (is_there && run_lock_check(lock) == 0) rmdir(path);  // fails if it holds other files
+        free(path);
+    }
     free(directory);
 }
 
