@@ -307,7 +307,7 @@ static inline ProfileGap* profile_gaps(const ProfileStep* step, size_t* count) {
     for (size_t i = 0; i < step->count; i++) {
         const ProfileRow* row = &step->rows[i];
         double gap = row->start - end, late = row->issued - end;
-        if (i > 0 && gap > 0) {
+        if (i > 0 && gap > 0.5e-9) {  // the clocks count nanoseconds: less is rounding
             ProfileGap g = {.start = end,
                             .seconds = gap,
                             .host = isnan(late) ? 0 : fmin(gap, fmax(0, late)),
