@@ -110,9 +110,9 @@ $(B)/command $(G)/command: always
 
 # The pages of --profile and --explain, as the numbers of their bytes: C11 cannot include a file as text.
 PAGES := build/profile_page.inc build/explain_page.inc
-$(PAGES): build/%_page.inc: llmc/%/page.html
+$(PAGES): build/%_page.inc: llmc/base/page.html llmc/%/page.html
 	@mkdir -p $(@D)
-	@od -An -v -tu1 $< | sed 's/\([0-9]\{1,\}\)/\1,/g' >$@
+	@cat $^ | od -An -v -tu1 | sed 's/\([0-9]\{1,\}\)/\1,/g' >$@
 
 $(GPT2) $(BERT) $(APPS) $(GPU_PROGRAMS): $(PAGES)
 

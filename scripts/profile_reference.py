@@ -149,7 +149,8 @@ def put_bert_parts(page, theirs, ours, layer, directions):
     page.table(["direction", "part", "published>", "ours>", "our us>", "theirs are", "ours are"], rows)
 
 
-def bert_page(profile, commit):
+def bert_page(profiles, commit):
+    profile = profiles["step"]
     check_setup(profile, 2, 1024)
     theirs = [row for row in published("bert_two_layers.csv") for _ in range(int(row["kernels"]))]
     parts = [part or bert_part_outside(row) for row, part in zip(profile.rows, block_parts(profile.rows))]
@@ -162,7 +163,7 @@ def bert_page(profile, commit):
         f"PyTorch in fp16 under PyProf on a T4, kernel by kernel but without times ({ABOUT}). Ours: one step of "
         "`train_bertcu` in bf16. It compares what is launched; our times stand beside it. "
         "`scripts/profile_reference.sh` made this page.")
-    put_run(page, {"step": profile}, commit)
+    put_run(page, profiles, commit)
 
     page.heading("Kernels by direction")
     rows = []
@@ -260,7 +261,8 @@ def put_gpt2_tasks(page, rows, sequences):
         "to the GPU, those beside AdamW what the log prints; fills are zeros for sums and for the library's counters.")
 
 
-def gpt2_page(profile, commit):
+def gpt2_page(profiles, commit):
+    profile = profiles["step"]
     check_setup(profile, GPT2_LAYERS, GPT2_CHANNELS)
     tokens = next((sizes(row).get("N", 0) for row in profile.rows if row["op"].startswith("embedding")), 0)
     sequences = tokens // GPT2_LENGTH
@@ -273,7 +275,7 @@ def gpt2_page(profile, commit):
         f"T=1024 on a GPU that is not named, of a T4's class ({ABOUT}). Ours: `train_gpt2cu` in bf16, B={sequences} "
         "T=1024. The model is the same; batch, precision and GPU are not. So times of the passes are given for one "
         "sequence of 1,024 tokens, and the counts of launches say most. `scripts/profile_reference.sh` made this page.")
-    put_run(page, {"step": profile}, commit)
+    put_run(page, profiles, commit)
     put_gpt2_tasks(page, profile.rows, sequences)
     return page
 
@@ -393,9 +395,6 @@ def transformer_page(profiles, commit):
 # ---------------------------------------------------------------------------------------------------------
 # DLRM and NCF: kernels counted
 
-RECOMMENDERS = {"dlrm": "DLRM", "ncf": "NCF"}
-
-
 def recommenders_page(profiles, commit):
     """`profiles` by what the page calls the model."""
     page, theirs = Page(), published("recommenders.csv")
@@ -432,6 +431,15 @@ def recommenders_page(profiles, commit):
 
 # ---------------------------------------------------------------------------------------------------------
 
+# Each page with the runs that it needs, by their folders and by what the page calls them.
+PAGES = {
+    "profile_bert_two_layers.md": (bert_page, {"bert_two_layers": "step"}),
+    "profile_gpt2_124m.md": (gpt2_page, {"gpt2_124m": "step"}),
+    "profile_transformer_2_6b.md": (transformer_page, {f"transformer_{mode}": mode for mode in MODES}),
+    "profile_recommenders.md": (recommenders_page, {"dlrm": "DLRM", "ncf": "NCF"}),
+}
+
+
 def main():
     parser = Parser(__doc__.splitlines()[0])
     parser.add_argument("runs", metavar="RUNS", help="the folder with the runs' outputs")
@@ -441,24 +449,13 @@ def main():
     if not os.path.isdir(args.runs):
         die(f"{args.runs}: there is no such folder; scripts/profile_reference.sh makes the runs")
 
-    absent = []
-
-    def read(name):
-        folder = os.path.join(args.runs, name)
-        if os.path.isdir(folder): return read_profile(folder)
-        absent.append(name)
-
-    pages = [("profile_bert_two_layers.md", read("bert_two_layers"), bert_page),
-             ("profile_gpt2_124m.md", read("gpt2_124m"), gpt2_page)]
-    modes = {mode: read(f"transformer_{mode}") for mode in MODES}
-    modes = {mode: profile for mode, profile in modes.items() if profile}
-    pages.append(("profile_transformer_2_6b.md", modes, transformer_page))
-    recommenders = {model: read(name) for name, model in RECOMMENDERS.items()}
-    recommenders = {model: profile for model, profile in recommenders.items() if profile}
-    pages.append(("profile_recommenders.md", recommenders, recommenders_page))
-    if not any(found for _, found, _ in pages): die(f"{args.runs}: has none of the runs {', '.join(absent)}")
-    for name, found, make in pages:
-        if found: write_page(os.path.join(args.pages, name), make(found, args.commit))
+    absent = [name for _, runs in PAGES.values() for name in runs if not os.path.isdir(os.path.join(args.runs, name))]
+    if len(absent) == sum(len(runs) for _, runs in PAGES.values()):
+        die(f"{args.runs}: has none of the runs {', '.join(absent)}")
+    for page, (make, runs) in PAGES.items():
+        profiles = {label: read_profile(os.path.join(args.runs, name))
+                    for name, label in runs.items() if name not in absent}
+        if profiles: write_page(os.path.join(args.pages, page), make(profiles, args.commit))
     for name in absent: print(f"left out: {args.runs} has no {name}")
 
 

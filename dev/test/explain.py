@@ -112,8 +112,8 @@ def check_attention(page, tensors):
                     return f"layer {l}, head {h}, token {q}: the probabilities add up to {math.fsum(weights)}"
                 if causal and any(weights[q + 1 :]):
                     return f"layer {l}, head {h}: token {q} attends to a later one"
-                shown += weights[: q + 1 if causal else T]
-        bytes_ = base64.b64decode(layer["maps"])
+                shown += weights
+        bytes_ = base64.b64decode(layer)
         if len(bytes_) != len(shown):
             return f"layer {l}: {len(bytes_)} bytes, not {len(shown)}"
         worst = max(abs(b - 255 * math.sqrt(p)) for b, p in zip(bytes_, shown))

@@ -59,53 +59,22 @@ why+=$(says whole/profile/profile.txt '^step +(8|9), the median of 8 to 9 by tim
 why+=$(says whole/profile/profile.txt '^By layer$')
 [ "$(head -n 1 whole/profile/profile.txt)" = "$PROGRAM $model -x 9 --profile 2 -o whole --overwrite 1" ] || why+='the command is another'
 verdict 'the printed report' "$why"
-why=$(says whole/profile/profile.html '"title": "[^"]*--profile 2')
-grep -q '/\*PROFILE\*/null' whole/profile/profile.html && why+='the page has no data'
-verdict 'the page' "$why"
-why=$(says whole/profile/profile.txt '^\+ gaps: between ops ')
-! grep -q 'waiting for the host\|the host is late' whole/profile/profile.txt || why+='the CPU waits for the host'
-! grep -q ' $' whole/profile/profile.txt || why+='a line ends with a space'
-verdict 'gaps are called between ops' "$why"
+# check_profile.py judges a step of 10 ms with rows and gaps of 9.95 ms; the argument overrides numbers.
+checked() { # NAME STATUS PATTERN NUMBERS [FLAG...]
+    mkdir -p made && cp whole/profile/kernels.csv made
+    printf 'number,%s\n' kernels_ms,10 overlap_ms,1 gap_host_ms,0.5 gap_stream_ms,0.25 gap_kernels_ms,0.2 before_ms,0.01 \
+        after_ms,0.04 profiled_ms,10 plain_ms,9.9 unattributed,0 dropped,0 $4 | sed '1i kind,name,value' >made/summary.csv
+    python3 "$root/dev/reference/check_profile.py" made "${@:5}" >python.out 2>&1
+    [ $? -eq "$2" ] && why=$(says "$PWD/python.out" "$3") || why=$(tail -n 1 python.out)
+    verdict "check_profile.py: $1" "$why"
+}
 if command -v python3 >/dev/null; then
-    python3 - whole/profile >python.out 2>&1 <<'EOF'
-import csv, json, sys
-folder = sys.argv[1]
-step = {r["name"]: float(r["value"]) for r in csv.DictReader(open(folder + "/summary.csv", newline="")) if r["kind"] == "number"}
-rows = list(csv.DictReader(open(folder + "/kernels.csv", newline="")))
-assert abs(sum(float(r["us"]) for r in rows) - 1e3 * step["kernels_ms"]) < 0.01 * len(rows), "the rows are another sum"
-page = open(folder + "/profile.html").read()
-data, _ = json.JSONDecoder().raw_decode(page, page.index('{"title"'))
-assert any(t["id"] == "kernels" and len(t["rows"]) == len(rows) for t in data["tables"]), "the page has other rows"
-part = data["step"]
-assert abs(part["span_ms"] - step["span_ms"]) < 1e-6 and abs(step["kernels_ms"] - part["overlap_ms"] + part["idle_ms"] - part["span_ms"]) < 1e-3, "the page's step is another"
-EOF
-    [ $? -eq 0 ] && why= || why=$(tail -n 1 python.out)
-    verdict 'the files, read by Python' "$why"
-
-    # A step of 10 ms with rows and gaps of 9.95 ms; the argument overrides numbers.
-    checked() { # NAME STATUS PATTERN NUMBERS [FLAG...]
-        mkdir -p made && cp whole/profile/kernels.csv made
-        python3 - "$4" >made/summary.csv <<'EOF'
-import sys
-step = {"kernels_ms": 10, "overlap_ms": 1, "gap_host_ms": 0.5, "gap_stream_ms": 0.25, "gap_kernels_ms": 0.2, "before_ms": 0.01,
-        "after_ms": 0.04, "profiled_ms": 10, "plain_ms": 9.9, "unattributed": 0, "dropped": 0}
-print("kind,name,value")
-for name, value in {**step, **dict(pair.split("=") for pair in sys.argv[1].split())}.items(): print("number,%s,%s" % (name, value))
-EOF
-        python3 "$root/dev/reference/check_profile.py" made "${@:5}" >python.out 2>&1
-        [ $? -eq "$2" ] && why=$(says "$PWD/python.out" "$3") || why=$(tail -n 1 python.out)
-        verdict "check_profile.py: $1" "$why"
-    }
     checked 'what adds up' 0 'rows_and_gaps_ms=9.950 profiled_ms=10.000 plain_ms=9.900 overhead_percent=1.0' '' --overhead 2
     checked 'too slow' 1 'FAIL profiling makes the step 1.0 % slower' '' --overhead 0.5
-    checked 'rows lack what before and after have' 1 'FAIL rows and gaps are 9.850 ms, the step is 10.000 ms' 'kernels_ms=9.9 before_ms=0.05 after_ms=0.1'
-    checked '25 us of a step of 1 ms' 0 profiled_ms=1.000 'kernels_ms=1.025 profiled_ms=1'
-    checked '35 us of a step of 1 ms' 1 'FAIL rows and gaps' 'kernels_ms=1.015 profiled_ms=1'
-    checked 'a step that ends before its rows' 1 'FAIL after_ms is -0.050' 'kernels_ms=10.1 after_ms=-0.05'
-    checked 'no clock before the rows' 0 profiled_ms=10.000 'before_ms= after_ms='
-    checked 'no plain step' 0 'profiled_ms=10.000$' 'plain_ms='
-    checked 'no plain step to compare with' 1 'FAIL there is no plain step' 'plain_ms=' --overhead 10
-else skip 'the files, read by Python' 'python3 was not found'; fi
+    checked 'rows lack what before and after have' 1 'FAIL rows and gaps are 9.850 ms, the step is 10.000 ms' 'kernels_ms,9.9 before_ms,0.05 after_ms,0.1'
+    checked 'a step that ends before its rows' 1 'FAIL after_ms is -0.050' 'kernels_ms,10.1 after_ms,-0.05'
+    checked 'no plain step to compare with' 1 'FAIL there is no plain step' plain_ms, --overhead 10
+else skip check_profile.py 'python3 was not found'; fi
 
 # ---------------------------------------------------------------------------------------------------------
 # What profiling must not change
@@ -158,9 +127,6 @@ verdict 'the report names the mode' "$why"
 # ---------------------------------------------------------------------------------------------------------
 # Ways to start
 
-run $small -x 4 --profile 2 --profile-warmup 0 -o warm
-verdict '--profile-warmup 0' "$(ended_with 0)$(says warm/profile/profile.txt '^step +[34], the median of 3 to 4 by time, after 0 warm-up and 2 plain')"
-
 run $small -x 6 --stop-after 2 -o resumed
 run -y 1 --profile 1 --profile-warmup 2 -o resumed
 why=$(ended_with 0)$(lacks resumed/profile)$(says resumed/profile/profile.txt '^step +6, the median of 6 to 6')
@@ -174,13 +140,6 @@ why=$(ended_with 0)$(says "$work/stdout" '^By op$')
 [ "$before" = "$(find "$work" -name 'profile*' | sort)" ] || why+='files were written'
 ! grep -q 'whole profile' "$work/stdout" || why+='files are named'
 verdict "-o '': printed, no files" "$why"
-mkdir blocked && : >blocked/profile
-run $small -x 3 --profile 1 --profile-warmup 1 -o blocked
-why=$(ended_with 0)
-[ "$(cat "$work/stderr")" = 'warning: blocked/profile: cannot be created: Not a directory; the profile is not written' ] || why+="stderr: $(head -n 2 "$work/stderr" | tr '\n' ' ')"
-[ -s blocked/model.safetensors ] || why+='nothing was trained'
-verdict 'a profile that cannot be written: a warning, and training continues' "$why"
-
 # A run that gets SIGTERM when step N is logged.
 terminated() { # N FLAG...
     "$PROGRAM" "${@:2}" </dev/null >"$work/stdout" 2>"$work/stderr" &
@@ -246,22 +205,10 @@ for rank in 0 1; do
     esac
     [ "$(number profiled2/profile/rank_$rank unattributed)" = 0 ] || why+="rank $rank has rows without a scope"
 done
-steps=$(cat profiled2/profile/rank_?/profile.txt | grep '^step .* the median of' | sort -u | wc -l)
-[ "$steps" = 1 ] || why+='the ranks report different steps'
-[ "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_0/profile.txt)" = "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_1/profile.txt)" ] || why+='the ranks name another slowest'
+[ "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_0/profile.txt)" = "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_1/profile.txt)" ] || why+='the ranks report different steps'
 verdict 'two ranks: the table of ranks names the slowest' "$why"
 [ "$(grep -c '^By op$' "$work/stdout")" = 1 ] && why= || why='not printed once'
 verdict 'two ranks: rank 0 prints' "$why$(says "$work/stdout" '^slowest +rank [01]')"
-cp -r profiled2 shared && : >shared/profile/rank_1/notes
-run $small -x 3 --profile 1 --profile-warmup 1 -o shared --overwrite 1
-why=$(ended_with 0)
-[ "$(find shared/profile -path '*rank*' | sort | tr '\n' ' ')" = 'shared/profile/rank_1 shared/profile/rank_1/notes ' ] || why+="there are $(find shared/profile -path '*rank*' | tr '\n' ' ')"
-rm -r shared/profile/rank_1
-verdict 'one rank: removes the reports of two, and nothing else' "${why:-$(lacks shared/profile)}"
-ranks $small -x 3 --profile 1 --profile-warmup 1 -o shared --overwrite 1
-why=$(ended_with 0)
-[ "$(ls shared/profile | tr '\n' ' ')" = 'rank_0 rank_1 ' ] || why+="there are $(ls shared/profile | tr '\n' ' ')"
-verdict 'two ranks: remove the report of one' "$why$(lacks shared/profile/rank_0)$(lacks shared/profile/rank_1)"
 # Rank 1 waits four seconds while it flushes its report.
 "${CC:-gcc}" -shared -fPIC -x c -o slow.so - <<'EOP'
 #include <stdio.h>
@@ -279,8 +226,6 @@ began=$SECONDS
 LD_PRELOAD=$PWD/slow.so ASAN_OPTIONS=verify_asan_link_order=0 ranks $small -x 9 --profile 1 -o late
 [ $((SECONDS - began)) -ge 4 ] && why= || why='rank 1 did not wait'
 verdict 'two ranks: no step includes a report that takes seconds' "$why$(ended_with 0)$(took late 1000 8)$(says late/profile/rank_1/profile.txt '^The ranks$')"
-for mode in forward backward; do
-    ranks $small -x 3 --profile 1 --profile-warmup 1 --mode $mode -z 1 -o "both_$mode"
-    verdict "two ranks: --mode $mode" "$(ended_with 0)$(lacks "both_$mode/profile/rank_1")"
-done
+ranks $small -x 3 --profile 1 --profile-warmup 1 --mode backward -z 1 -o both
+verdict 'two ranks: --mode backward' "$(ended_with 0)$(lacks both/profile/rank_1)"
 finish

@@ -175,13 +175,6 @@ verdict 'diff: folders of profiles and of runs are the same' "$(command diff pag
 run "$diff" a a
 says 'diff: a profile and itself' 'The same kernels wherever an op has the same shapes in both.' \
     '| forward | matmul_forward | 2 | 2 | 2 | 2 | 2.000 | 2.000 | +0.000 | +0.0 % | |'
-bert_profile bert/profile
-run "$diff" bert bert
-says 'diff: helpers are not calls' '| forward | attention_forward | 2 | 2 | 4 | 4 | 0.018 | 0.018 | +0.000 | +0.0 % | |' \
-    '| optimizer | lamb_update | 1 | 1 | 2 | 2 | 0.500 | 0.500 | +0.000 | +0.0 % | |'
-run "$diff" a bert
-says 'diff: facts that differ' '| dropout | - | 0.1 |'
-
 mkdir -p ranks/profile && cp -r a/profile ranks/profile/rank_0 && cp -r b/profile ranks/profile/rank_1
 run "$diff" a ranks
 says 'diff: rank 0 of several' '- B: ranks/profile/rank_0' 'The same kernels wherever an op has the same shapes in both.'
@@ -196,7 +189,6 @@ limit() { # NAME STATUS LINE ARGUMENTS...
 }
 limit 'diff: 10 % slower is above 5 %' 1 'step, not profiled: 10.000 ms in A, 11.000 ms in B, +10.00 %: above 5 %' a b --fail-above 5
 limit 'diff: 10 % slower is not above 10.5 %' 0 'step, not profiled: 10.000 ms in A, 11.000 ms in B, +10.00 %: not above 10.5 %' a b --fail-above 10.5
-limit 'diff: faster is not above 0 %' 0 'step, not profiled: 11.000 ms in A, 10.000 ms in B, -9.09 %: not above 0 %' b a --fail-above 0
 cp -r b unplain && sed -i 's/plain_ms,11/plain_ms,/' unplain/profile/summary.csv
 limit 'diff: without plain times spans are compared' 0 'first kernel to last: 9.500 ms in A, 9.000 ms in B, -5.26 %: not above 1 %' a unplain --fail-above 1
 
@@ -215,21 +207,14 @@ wrong 'diff: no folder' '^error: nowhere: there is no such folder' "$diff" nowhe
 mkdir -p empty/profile
 wrong 'diff: no profile' '^error: empty: has no kernels.csv.*--profile 5 -o empty' "$diff" a empty
 wrong 'diff: --fail-above x' '^error: argument --fail-above: .*x' "$diff" a b --fail-above x
-wrong 'diff: --fail-above -1' '^error: argument --fail-above: ' "$diff" a b --fail-above -1
 wrong 'diff: --fail-above nan' '^error: argument --fail-above: .*nan' "$diff" a b --fail-above nan
-wrong 'diff: one profile' '^error: .*required: B' "$diff" a
-wrong 'diff: unknown flag' '^error: .*--better' "$diff" a b --better
 damaged 'a column is missing' "damaged/profile/kernels.csv: .*no column 'gflop'" kernels.csv 1s/gflop/flop/
 damaged 'no number' "kernels.csv, line 3: us is 'many', which is not a number" kernels.csv '3s/,3000,/,many,/'
-damaged 'infinite' "kernels.csv, line 3: us is 'inf'" kernels.csv '3s/,3000,/,inf,/'
 damaged 'no time' 'kernels.csv, line 3: us is empty' kernels.csv '3s/,3000,/,,/'
 damaged 'cells are missing' 'kernels.csv, line 4: has not as many cells' kernels.csv '4s/,memory,.*//'
 damaged 'an open quote' 'kernels.csv: is not a table' kernels.csv '$s/"$//'
 damaged 'no rows' 'kernels.csv: has no rows' kernels.csv '2,$d'
-damaged 'an empty file' "kernels.csv: .*no column 'direction'" kernels.csv d
-damaged 'no kind of fact' "summary.csv: .*no column 'kind'" summary.csv 1s/kind/sort/
 damaged 'a word as a time' "summary.csv, line 5: kernels_ms is 'many', which is not a number" summary.csv s/kernels_ms,9/kernels_ms,many/
-damaged 'a step without time' 'summary.csv: has no span_ms above 0' summary.csv 's/span_ms,.*/span_ms,0/'
 damaged 'no time of the step' 'summary.csv: has no span_ms above 0' summary.csv /span_ms/d
 rm -rf damaged && cp -r b damaged && rm damaged/profile/summary.csv
 wrong 'diff: no summary' '^error: damaged/profile/summary.csv: No such file' "$diff" a damaged
@@ -289,13 +274,7 @@ fused() { # DIRECTION PART PUBLISHED OURS: of BERT's page
     verdict "pages: BERT, $1, $2: $3 are $4" "$(tr -s ' ' <"$pages/profile_bert_two_layers.md" | grep -q "^| $1 | $2 | $3 | $4 |" || echo "its lines: $(grep "| $2 " "$pages/profile_bert_two_layers.md" | tr -s ' ')")"
 }
 fused forward 'query, key, value' 6 1
-fused forward attention 10 2
-fused forward 'residual, layer norm 1' 3 1
-fused forward 'attention mask' 3 0
 fused forward embedding 9 2
-fused forward 'masked token head' 5 1
-fused forward 'next sentence head' 7 1
-fused backward 'residual, layer norm 2' 4 1
 fused backward 'MLP out, GELU' 5 1
 fused backward loss 7 1
 fused optimizer optimizer 52 2
@@ -303,8 +282,6 @@ layer_norms() { grep "residual, layer norm $1 " "$pages/profile_bert_two_layers.
 verdict 'pages: the residual additions of both passes are assigned correctly' "$([ "$(layer_norms 1) $(layer_norms 2)" = '4.012.0 5.010.0' ] || echo "$(layer_norms 1) and $(layer_norms 2) us, not 4.012.0 and 5.010.0")"
 shows "the recommenders' directions" profile_recommenders.md '| DLRM | forward | 117 | 1 | 0 | 0.005 |' \
     '| DLRM | backward | 609 | 1 | 1 | 0.015 |' '| DLRM | total | 788 | 3 | 1 | 0.320 |' '| NCF | total | 194 | 3 | 1 | 0.320 |'
-shows "the recommenders' launches" profile_recommenders.md '| optimizer | embedding_sgd | embedding_sgd_kernel | 300.0 |'
-
 shows "GPT-2's tasks" profile_gpt2_124m.md '| forward | products | 49 | 37 | 266.69 | 1.38 | 66671 | 690.0 |' '| forward | attention | 60 | 12 | 68.87 | 0.36 | 17218 | 180.0 |' \
     '| forward | copies and fills | 13 | 12 | 0.02 | 0.01 | 5.1 | 6.0 |' '| backward | bias gradients | 48 | 12 | 6.02 | 0.08 | 1505 | 42.0 |' '| backward | loss | 1 | 1 | 8.98 | 0.01 | 2244 | 4.0 |' \
     '| together | | | 113 | 1005.91 | 2.83 | | |'
@@ -312,19 +289,13 @@ shows "the transformer's steps" profile_transformer_2_6b.md '| forward | 844.7 |
     '| forward + backward | 2580.6 | 100.0 | 25.8 | 42.58 | 32.27 | 16.5 | 322.7 | 19.6 |' '| train | 2758.1 | 100.0 | 27.6 | 42.58 | 32.27 | 15.4 | 322.7 | 20.9 |'
 shows "the transformer's kinds" profile_transformer_2_6b.md '| train | matrix products | 867 | 161 | 2311.2 | 3.84 |' '| train | optimizer | 1304 | 2 | 173.8 | 0.02 |' '| forward | together | 1832 | 226 | 852.1 | 4.89 |'
 verdict 'pages: both sizes are mentioned' "$(tr '\n' ' ' <"$pages/profile_transformer_2_6b.md" | grep -q 'has 3.41 billion parameters.*Ours has 2.57 billion' || echo 'not found')"
-verdict 'pages: no line of text is too long' "$(grep -v '^|' "$pages"/*.md | sed 's/^[^:]*://' | awk 'length > 120' | head -n 1)"
-
 wrong 'pages: no runs' '^error: nowhere: there is no such folder' "$reference" nowhere
 wrong 'pages: none of the runs' '^error: empty: has none of the runs bert_two_layers' "$reference" empty --pages "$pages"
-wrong 'pages: nowhere to write' '^error: .*nowhere/profile_bert_two_layers.md: cannot be written: No such file' "$reference" "$made" --pages nowhere
 mkdir -p other && bert_profile other/bert_two_layers/profile 768
 wrong 'pages: another model' 'bert_two_layers/profile: is of 2 layers, 768 wide, where the set-up has 2, 1024 wide' "$reference" other --pages "$pages"
-rm -rf other && mkdir other && cp -r "$made/transformer_train" other/gpt2_124m
-wrong 'pages: more layers' 'gpt2_124m/profile: is of 32 layers, 2560 wide, where the set-up has 12, 768 wide' "$reference" other --pages "$pages"
 rm -rf other && mkdir -p other/pages && cp -r "$made/transformer_forward" other
 run "$reference" other --pages other/pages
 says 'pages: what is left out is said' 'left out: other has no bert_two_layers' 'left out: other has no transformer_train' 'wrote other/pages/profile_transformer_2_6b.md'
-verdict 'pages: one mode alone' "$(lacks other/pages/profile_transformer_2_6b.md '| forward | 844.7 | 100.0 | 8.4 | 14.19 | 10.76 | 16.8 | 107.6 | 6.4 |')"
 
 # ---------------------------------------------------------------------------------------------------------
 # profile_reference.sh, with stand-ins for make, the trainers and numpy
@@ -349,9 +320,8 @@ reference_sh() {
     status=$?
 }
 reference_sh --pages results
-says 'sh: every run and page' 'wrote results/profile_bert_two_layers.md' 'wrote results/profile_gpt2_124m.md' 'wrote results/profile_transformer_2_6b.md' 'wrote results/profile_recommenders.md'
-says 'sh: the commands are shown' './train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i out/profile_reference/sentences.bin --optimizer lamb --dropout 0.1 --short-sequences 0 -s 0 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/bert_two_layers' \
-    './train_gpt2cu -e L=32,C=2560,NH=32,V=10000,T=512,tied=0 -b 4 -t 512 --mode backward -s 0 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/transformer_backward' \
+says 'sh: the commands are shown, the pages written' 'wrote results/profile_bert_two_layers.md' 'wrote results/profile_gpt2_124m.md' \
+    'wrote results/profile_transformer_2_6b.md' 'wrote results/profile_recommenders.md' './train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i out/profile_reference/sentences.bin --optimizer lamb --dropout 0.1 --short-sequences 0 -s 0 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/bert_two_layers' \
     'build/bf16/train_dlrmcu -e published --tables 26 --rows 101250 --samples 4000000 --held-out 32768 -b 32768 -l 0.1 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/dlrm'
 kept=$(cd "$tree/out/profile_reference/gpt2_124m" && echo *)
 verdict 'sh: only profile and log are kept' "$([ "$kept" = 'log.jsonl profile' ] || echo "$kept")"
@@ -359,11 +329,6 @@ verdict 'sh: the commit is named' "$(lacks "$tree/results/profile_gpt2_124m.md" 
 BROKEN=gpt2_124m reference_sh --out other_out --pages results
 verdict 'sh: a failed run is reported, the others continue' "$(ended_with 1)$(lacks "$work/stdout" 'FAIL gpt2_124m: no profile; the end of other_out/gpt2_124m.log:' 'error: broken on purpose' \
     'left out: other_out has no gpt2_124m' 'wrote results/profile_bert_two_layers.md')"
-reference_sh --faster
-verdict 'sh: an unknown flag' "$([ "$status" = 2 ] && [ "$(wc -l <"$work/stderr")" = 1 ] || echo "status $status: $(cat "$work/stderr")")"
-printf 'import sys\nsys.exit(2)\n' >"$tree/scripts/profile_reference.py"
-reference_sh
-verdict 'sh: pages that cannot be written' "$(ended_with 1)"
 printf '#!/bin/sh\necho no rule; exit 2\n' >"$tree/bin/make"
 reference_sh
 verdict 'sh: a build that fails' "$(ended_with 1)$(lacks "$work/stderr" 'no rule' 'error: make failed; the whole log is out/profile_reference/build.log')"

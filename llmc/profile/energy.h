@@ -88,9 +88,7 @@ static inline void profile_table_energy(Table* t, OpEnergies* e) {
     table_open(t, "energy", "Energy by op");
     for (size_t i = 0; i < e->count; i++) {
         const OpEnergy* op = &e->ops[i];
-        table_text(t, "direction", direction_name(op->scope.direction));
-        table_text(t, "op", op->scope.op);
-        table_text(t, "shapes", *op->scope.shapes ? op->scope.shapes : NULL);
+        profile_table_op(t, op->scope.direction, op->scope.op, op->scope.shapes);
         table_number(t, "calls", 0, (double)op->calls);
         table_number(t, "joules", 4, op_joules(op));
         table_number(t, "percent", 1, 100 * op_joules(op) / sum);

@@ -184,26 +184,19 @@ static inline int profiler_end_step(Profiler* p, int64_t step, Context* ctx) {
     if (profiler_stage(p, step) == STAGE_CAPTURED) scope_detach(ctx, &p->capture.observer);
     if (profiler_stage(p, step) != STAGE_PROFILED) return 0;
     profiler_wait(ctx);
-    double seconds = now_seconds() - p->began;
+    double seconds = now_seconds() - p->began, before = 0;
     uint64_t ended = p->is_tracing ? kernel_trace_now(&p->trace) : 0;
     ProfileStep* s = &p->steps[p->taken];
     scope_detach(ctx, &p->log.observer);
-    if (p->is_tracing) kernel_trace_collect(&p->trace);
-    uint64_t began = p->is_tracing ? kernel_trace_take_lead(&p->trace) : 0;
-    if (p->is_tracing && !(p->trace.count && began)) die(FAILED, "--profile: CUPTI lost the records of a step");
     if (p->is_tracing) {
-        uint64_t first = p->trace.rows[0].start;
-        profile_from_log(s, &p->log, PROFILER_HALF(ctx));
-        s->before = 1e-9 * (double)((int64_t)first - (int64_t)began);
-        s->after = 1e-9 * (double)((int64_t)ended - (int64_t)first) - profile_span(s);
+        kernel_trace_collect(&p->trace);
+        uint64_t began = kernel_trace_take_lead(&p->trace);
+        if (!(p->trace.count && began)) die(FAILED, "--profile: CUPTI lost the records of a step");
+        before = 1e-9 * (double)((int64_t)p->trace.rows[0].start - (int64_t)began);
         seconds = 1e-9 * (double)(ended - began);
-    } else {
-        if (p->log.count) p->began = p->log.records[0].start - p->began;
-        profile_from_log(s, &p->log, PROFILER_HALF(ctx));
-        s->before = p->began;
-        s->after = seconds - s->before - profile_span(s);
-    }
-    s->seconds = seconds;
+    } else if (p->log.count) before = p->log.records[0].start - p->began;
+    profile_from_log(s, &p->log, PROFILER_HALF(ctx));
+    s->seconds = seconds, s->before = before, s->after = seconds - before - profile_span(s);
     s->host_waits = p->is_tracing ? p->trace.host_waits : ctx->host_waits - p->waits_before;
     s->stream_waits = p->is_tracing ? p->trace.stream_waits : 0;
     profile_set_rooflines(s, &p->peaks);

@@ -39,10 +39,10 @@ typedef struct {
     double start, seconds;    // from the beginning of the step's first row
     double issued;            // when the host's launch call returned, on the same clock; NaN: unknown
     double min, median, max;  // seconds over the profiled steps; NaN if a step lacks the row
-    size_t scope;             // equal for all rows of one op; NO_SCOPE: none
-    int is_helper;
-    double flops, bytes;  // of the op; NaN in helpers
-    int tensor_cores;     // 1, 0; -1: unknown
+    int is_helper;            // its op has a longer row, which carries the op's work
+    size_t longest;           // a helper's: index of that row
+    double flops, bytes;      // of the op; NaN in helpers
+    int tensor_cores;         // 1, 0; -1: unknown
     Bound bound;
     double roofline;  // seconds; NaN: none (communication, copies to and from the host)
 } ProfileRow;
@@ -121,31 +121,15 @@ static inline void profile_set_roofline(ProfileRow* r, const MeasuredPeaks* c) {
     r->bound = r->roofline == compute ? BOUND_COMPUTE : r->roofline == memory ? BOUND_MEMORY : BOUND_LAUNCH;
 }
 
-// Roofline times of all rows. Roofline time that a scope's longest row does not use goes to its helpers, in order; the
-// rest goes back to the longest row.
+// Roofline times of all rows. Roofline time that an op's longest row does not use goes to its helpers, in order.
 static inline void profile_set_rooflines(ProfileStep* step, const MeasuredPeaks* c) {
-    size_t scopes = 0;
-    for (size_t i = 0; i < step->count; i++)
-        if (step->rows[i].scope != NO_SCOPE) scopes = max_size(scopes, step->rows[i].scope + 1);
-    double* over = (double*)xcalloc(scopes + 1, sizeof *over);
+    for (size_t i = 0; i < step->count; i++) profile_set_roofline(&step->rows[i], c);
     for (size_t i = 0; i < step->count; i++) {
-        ProfileRow* row = &step->rows[i];
-        profile_set_roofline(row, c);
-        if (row->is_helper || row->scope == NO_SCOPE || !(row->roofline > row->seconds)) continue;
-        over[row->scope] = row->roofline - row->seconds;
-        row->roofline = row->seconds;
+        ProfileRow *row = &step->rows[i], *longest = &step->rows[row->longest];
+        if (!row->is_helper || !(longest->roofline > longest->seconds)) continue;
+        row->roofline = fmin(row->seconds, longest->roofline - longest->seconds);
+        longest->roofline -= row->roofline;
     }
-    for (size_t i = 0; i < step->count; i++) {
-        ProfileRow* row = &step->rows[i];
-        if (!row->is_helper || row->scope == NO_SCOPE || !(over[row->scope] > 0)) continue;
-        row->roofline = fmin(row->seconds, over[row->scope]);
-        over[row->scope] -= row->roofline;
-    }
-    for (size_t i = 0; i < step->count; i++) {
-        ProfileRow* row = &step->rows[i];
-        if (!row->is_helper && row->scope != NO_SCOPE && over[row->scope] > 0) row->roofline += over[row->scope];
-    }
-    free(over);
 }
 
 // Seconds above the roofline time; NaN without one.
@@ -159,7 +143,6 @@ static inline ProfileRow profile_row(const ScopeRecord* r) {
     memset(&row, 0, sizeof row);
     row.op = "";
     row.layer = row.stream = -1;
-    row.scope = NO_SCOPE;
     row.issued = row.min = row.median = row.max = (double)NAN;
     row.flops = row.bytes = (double)NAN;
     row.tensor_cores = -1;
@@ -172,17 +155,18 @@ static inline ProfileRow profile_row(const ScopeRecord* r) {
 }
 
 // All rows of a scope except the longest are helpers and carry no work.
-static inline void profile_find_helpers(ProfileStep* step, size_t scope_count) {
+static inline void profile_find_helpers(ProfileStep* step, const KernelTrace* t, size_t scope_count) {
     size_t* longest = (size_t*)xmalloc((scope_count + 1) * sizeof *longest);
     for (size_t s = 0; s < scope_count; s++) longest[s] = SIZE_MAX;
     for (size_t i = 0; i < step->count; i++) {
-        if (step->rows[i].scope >= scope_count) continue;
-        size_t* best = &longest[step->rows[i].scope];
+        if (t->rows[i].scope >= scope_count) continue;
+        size_t* best = &longest[t->rows[i].scope];
         if (*best == SIZE_MAX || step->rows[i].seconds > step->rows[*best].seconds) *best = i;
     }
     for (size_t i = 0; i < step->count; i++) {
         ProfileRow* row = &step->rows[i];
-        row->is_helper = row->scope < scope_count && longest[row->scope] != i;
+        row->longest = t->rows[i].scope < scope_count ? longest[t->rows[i].scope] : i;
+        row->is_helper = row->longest != i;
         if (row->is_helper) row->flops = row->bytes = (double)NAN;
     }
     free(longest);
@@ -196,7 +180,6 @@ static inline void profile_add_trace(ProfileStep* step, const ScopeLog* log) {
         ProfileRow* row = &step->rows[i];
         int64_t first = (int64_t)t->rows[0].start;
         *row = profile_row(launch->scope < log->count ? &log->records[launch->scope] : NULL);
-        row->scope = launch->scope;
         row->kernel = launch->name, row->full = launch->full ? launch->full : xprintf("%s", launch->name);
         launch->name = launch->full = NULL;
         row->stream = launch->stream;
@@ -207,7 +190,7 @@ static inline void profile_add_trace(ProfileStep* step, const ScopeLog* log) {
         row->seconds = 1e-9 * (double)(launch->end - launch->start);
         if (launch->issued) row->issued = 1e-9 * (double)((int64_t)launch->issued - first);
     }
-    profile_find_helpers(step, log->count);
+    profile_find_helpers(step, t, log->count);
 }
 
 // The rows of a step from its log; call kernel_trace_collect() before, if it has a trace.
@@ -324,7 +307,7 @@ static inline ProfileGap* profile_gaps(const ProfileStep* step, size_t* count) {
     for (size_t i = 0; i < step->count; i++) {
         const ProfileRow* row = &step->rows[i];
         double gap = row->start - end, late = row->issued - end;
-        if (i > 0 && gap > 0) {
+        if (i > 0 && gap > 0.5e-9) {  // the clocks count nanoseconds: less is rounding
             ProfileGap g = {.start = end,
                             .seconds = gap,
                             .host = isnan(late) ? 0 : fmin(gap, fmax(0, late)),

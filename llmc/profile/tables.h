@@ -6,21 +6,11 @@
 #include "llmc/profile/rows.h"
 #include "llmc/profile/text_table.h"
 
-static inline const char* profile_kind_name(Kind kind) {
-    static const char* const names[KINDS] = {"matmul",       "attention",     "memory-bound",
-                                             "launch-bound", "communication", "host copy"};
-    return names[kind];
-}
-
-static inline const char* profile_bound_name(Bound bound) {
-    static const char* const names[] = {NULL, "compute", "memory", "launch"};
-    return names[bound];
-}
-
-static inline const char* profile_gap_name(Gap gap) {
-    static const char* const names[GAPS] = {"host", "another stream", "between kernels"};
-    return names[gap];
-}
+// Names of Kind, Bound and Gap.
+static const char* const PROFILE_KINDS[KINDS] = {"matmul",       "attention",     "memory-bound",
+                                                 "launch-bound", "communication", "host copy"};
+static const char* const PROFILE_BOUNDS[] = {NULL, "compute", "memory", "launch"};
+static const char* const PROFILE_GAPS[GAPS] = {"host", "another stream", "between kernels"};
 
 // ---------------------------------------------------------------------------------------------------------
 // Groups of rows and their sums
@@ -84,9 +74,9 @@ static inline double positive(double x) { return x > 0 ? x : (double)NAN; }
 // ---------------------------------------------------------------------------------------------------------
 // Tables
 
-// Part of notes, which are format strings.
+// Part of notes.
 #define PROFILE_ABOVE_ROOFLINE                                                                                         \
-    "Above 100 %%: operands were still in a cache, or this matmul runs faster than the large one whose rate was "      \
+    "Above 100 %: operands were still in a cache, or this matmul runs faster than the large one whose rate was "       \
     "measured."
 
 // Times of whole steps in seconds.
@@ -125,41 +115,10 @@ static inline void profile_table_accounting(Table* t, const ProfileStep* step, c
     else t->note = xprintf("Every row belongs to an op.");
 }
 
-static inline void profile_table_kinds(Table* t, const ProfileStep* step, double span) {
-    size_t count;
-    ProfileGroup* groups = profile_group(step, BY_KIND, &count);
-    table_open(t, "kinds", "By bound");
-    for (size_t k = 0; k < count; k++) {
-        table_text(t, "kind", profile_kind_name(profile_kind(groups[k].row)));
-        table_number(t, "rows", 0, (double)groups[k].rows);
-        table_number(t, "ms", 3, 1e3 * groups[k].seconds);
-        table_number(t, "percent", 1, 100 * groups[k].seconds / span);
-        table_number(t, "roofline_ms", 3, groups[k].has_roofline ? 1e3 * groups[k].roofline : (double)NAN);
-        table_number(t, "lost_ms", 3, groups[k].has_roofline ? 1e3 * groups[k].lost : (double)NAN);
-    }
-    t->note = xprintf(
-        "roofline_ms: the time of the same work at the measured peaks. Launch-bound: the launch takes longer than "
-        "the work.");
-    free(groups);
-}
-
-static inline void profile_table_layers(Table* t, const ProfileStep* step, double span) {
-    static const char* const directions[DIRECTIONS] = {"forward_ms", "backward_ms", "optimizer_ms", "communication_ms"};
-    size_t count;
-    ProfileGroup* groups = profile_group(step, BY_LAYER, &count);
-    table_open(t, "layers", "By layer");
-    for (size_t k = 0; k < count; k++) {
-        int layer = groups[k].row->layer;
-        table_number(t, "layer", 0, layer >= 0 ? layer : (double)NAN);
-        table_number(t, "rows", 0, (double)groups[k].rows);
-        for (int d = 0; d < DIRECTIONS; d++)
-            table_number(t, directions[d], 3, positive(1e3 * groups[k].by_direction[d]));
-        table_number(t, "ms", 3, 1e3 * groups[k].seconds);
-        table_number(t, "percent", 1, 100 * groups[k].seconds / span);
-        table_number(t, "lost_ms", 3, 1e3 * groups[k].lost);
-    }
-    t->note = xprintf("Rows without a layer: embeddings, heads, losses and the optimizer.");
-    free(groups);
+static inline void profile_table_op(Table* t, Direction direction, const char* op, const char* shapes) {
+    table_text(t, "direction", direction_name(direction));
+    table_text(t, "op", op);
+    table_text(t, "shapes", shapes);
 }
 
 // Cells for the work of a row, or of the rows like it: in all `flops` and `bytes` in `seconds`.
@@ -170,29 +129,46 @@ static inline void profile_table_work(Table* t, const ProfileRow* row, double se
     table_number(t, "tflop_s", 3, positive(1e-12 * profile_rate(flops, seconds)));
     table_number(t, "gb_s", 1, positive(1e-9 * profile_rate(bytes, seconds)));
     table_text(t, "tensor_cores", row->tensor_cores < 0 ? NULL : row->tensor_cores ? "yes" : "no");
-    table_text(t, "bound", profile_bound_name(row->bound));
+    table_text(t, "bound", PROFILE_BOUNDS[row->bound]);
     table_number(t, "roofline_percent", 1, row->bound ? 100 * profile_rate(roofline, seconds) : (double)NAN);
 }
 
-static inline void profile_table_ops(Table* t, const ProfileStep* step, double span) {
+// The rows by layer, op or kind, with what they share first.
+static inline void profile_table_groups(Table* t, const ProfileStep* step, double span, Grouping grouping) {
+    static const char* const directions[DIRECTIONS] = {"forward_ms", "backward_ms", "optimizer_ms", "communication_ms"};
+    static const struct {
+        const char *id, *title, *note;
+    } tables[] = {
+        {"layers", "By layer", "Rows without a layer: embeddings, heads, losses and the optimizer."},
+        {"ops", "By op",
+         "Flops and bytes are those of the op's header: every operand once. roofline_percent: the roofline time "
+         "divided "
+         "by the time of all of the op's kernels. " PROFILE_ABOVE_ROOFLINE},
+        {"kinds", "By bound",
+         "roofline_ms: the time of the same work at the measured peaks. Launch-bound: the launch takes longer than the "
+         "work."}};
     size_t count;
-    ProfileGroup* groups = profile_group(step, BY_OP, &count);
-    table_open(t, "ops", "By op");
+    ProfileGroup* groups = profile_group(step, grouping, &count);
+    table_open(t, tables[grouping].id, tables[grouping].title);
+    t->note = xprintf("%s", tables[grouping].note);
     for (size_t k = 0; k < count; k++) {
         const ProfileGroup* g = &groups[k];
-        table_text(t, "direction", direction_name(g->row->direction));
-        table_text(t, "op", *g->row->op ? g->row->op : NULL);
-        table_text(t, "shapes", *g->row->shapes ? g->row->shapes : NULL);
-        table_number(t, "calls", 0, (double)g->calls);
-        table_number(t, "kernels", 0, (double)g->rows);
+        const ProfileRow* row = g->row;
+        if (grouping == BY_LAYER) table_number(t, "layer", 0, row->layer >= 0 ? row->layer : (double)NAN);
+        if (grouping == BY_KIND) table_text(t, "kind", PROFILE_KINDS[profile_kind(row)]);
+        if (grouping == BY_OP) {
+            profile_table_op(t, row->direction, row->op, row->shapes);
+            table_number(t, "calls", 0, (double)g->calls);
+        }
+        table_number(t, grouping == BY_OP ? "kernels" : "rows", 0, (double)g->rows);
+        for (int d = 0; grouping == BY_LAYER && d < DIRECTIONS; d++)
+            table_number(t, directions[d], 3, positive(1e3 * g->by_direction[d]));
         table_number(t, "ms", 3, 1e3 * g->seconds);
         table_number(t, "percent", 1, 100 * g->seconds / span);
-        profile_table_work(t, g->row, g->seconds, g->flops, g->bytes, g->roofline);
-        table_number(t, "lost_ms", 3, g->has_roofline ? 1e3 * g->lost : (double)NAN);
+        if (grouping == BY_OP) profile_table_work(t, row, g->seconds, g->flops, g->bytes, g->roofline);
+        if (grouping == BY_KIND) table_number(t, "roofline_ms", 3, g->has_roofline ? 1e3 * g->roofline : (double)NAN);
+        table_number(t, "lost_ms", 3, g->has_roofline || grouping == BY_LAYER ? 1e3 * g->lost : (double)NAN);
     }
-    t->note =
-        xprintf("Flops and bytes are those of the op's header: every operand once. roofline_percent: the roofline time "
-                "divided by the time of all of the op's kernels. " PROFILE_ABOVE_ROOFLINE);
     free(groups);
 }
 
@@ -211,8 +187,8 @@ static inline void profile_table_kernels(Table* t, const ProfileStep* step) {
         table_number(t, "index", 0, (double)i);
         table_text(t, "direction", direction_name(r->direction));
         table_number(t, "layer", 0, r->layer >= 0 ? r->layer : (double)NAN);
-        table_text(t, "op", *r->op ? r->op : NULL);
-        table_text(t, "shapes", *r->shapes ? r->shapes : NULL);
+        table_text(t, "op", r->op);
+        table_text(t, "shapes", r->shapes);
         table_text(t, "kernel", r->kernel);
         table_number(t, "stream", 0, r->stream >= 0 ? r->stream : (double)NAN);
         table_text(t, "grid", profile_dimensions(text, r->grid));
@@ -226,10 +202,10 @@ static inline void profile_table_kernels(Table* t, const ProfileStep* step) {
         table_number(t, "max_us", 2, 1e6 * r->max);
         profile_table_work(t, r, r->seconds, r->flops, r->bytes, r->roofline);
         table_number(t, "lost_us", 2, 1e6 * profile_lost(r));
-        table_long_text(t, "full_name", r->full);
+        table_add(t, "full_name", TABLE_LONG_TEXT, xprintf("%s", r->full ? r->full : ""));
     }
-    t->note = xprintf("An op's work is shown at its longest row. Its other rows are helpers, whose time counts as "
-                      "lost. " PROFILE_ABOVE_ROOFLINE);
+    t->note = xprintf("%s", "An op's work is shown at its longest row. Its other rows are helpers, whose time counts "
+                            "as lost. " PROFILE_ABOVE_ROOFLINE);
 }
 
 static inline void profile_table_gaps(Table* t, const ProfileStep* step) {
@@ -242,7 +218,7 @@ static inline void profile_table_gaps(Table* t, const ProfileStep* step) {
         table_number(t, "start_us", 2, 1e6 * gaps[i].start);
         table_number(t, "us", 2, 1e6 * gaps[i].seconds);
         Gap cause = gaps[i].host > 0.5 * gaps[i].seconds ? GAP_HOST : gaps[i].rest;
-        table_text(t, "cause", ops ? "between ops" : profile_gap_name(cause));
+        table_text(t, "cause", ops ? "between ops" : PROFILE_GAPS[cause]);
         table_text(t, "before", before->kernel ? before->kernel : before->op);
         table_number(t, "index", 0, (double)gaps[i].before);
     }

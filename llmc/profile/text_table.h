@@ -19,18 +19,12 @@ typedef struct {
     int digits;  // of numbers, after the decimal point; TABLE_TEXT; TABLE_LONG_TEXT: too long for aligned text
 } TableColumn;
 
-// Text, or a number if `text` is NULL; NaN is an empty cell.
-typedef struct {
-    char* text;
-    double number;
-} TableCell;
-
 typedef struct {
     const char *id, *title;
     char* note;  // a sentence or two below the title; NULL: none
     TableColumn columns[TABLE_COLUMNS];
     size_t column_count;
-    TableCell* cells;
+    char** cells;            // "": an empty one
     size_t count, capacity;  // of cells
 } Table;
 
@@ -40,7 +34,7 @@ static inline void table_open(Table* t, const char* id, const char* title) {
 }
 
 static inline void table_free(Table* t) {
-    for (size_t i = 0; i < t->count; i++) free(t->cells[i].text);
+    for (size_t i = 0; i < t->count; i++) free(t->cells[i]);
     free(t->cells), free(t->note);
     memset(t, 0, sizeof *t);
 }
@@ -49,7 +43,12 @@ static inline size_t table_rows(const Table* t) { return t->column_count ? t->co
 
 static inline int table_is_text(const Table* t, size_t column) { return t->columns[column].digits < 0; }
 
-static inline void table_add(Table* t, const char* column, int digits, char* text, double number) {
+static inline const char* table_cell(const Table* t, size_t row, size_t column) {
+    return t->cells[row * t->column_count + column];
+}
+
+// Takes ownership of `cell`.
+static inline void table_add(Table* t, const char* column, int digits, char* cell) {
     size_t c = 0;
     while (c < t->column_count && strcmp(t->columns[c].name, column) != 0) c++;
     if (c == t->column_count) {
@@ -58,32 +57,18 @@ static inline void table_add(Table* t, const char* column, int digits, char* tex
         t->column_count++;
     }
     CHECK(c == t->count % t->column_count && t->columns[c].digits == digits);
-    t->cells = (TableCell*)array_reserve(t->cells, &t->capacity, t->count + 1, sizeof *t->cells);
-    TableCell cell = {.text = text, .number = number};
+    t->cells = (char**)array_reserve(t->cells, &t->capacity, t->count + 1, sizeof *t->cells);
     t->cells[t->count++] = cell;
 }
 
 // NULL: an empty cell.
 static inline void table_text(Table* t, const char* column, const char* text) {
-    table_add(t, column, TABLE_TEXT, text ? xprintf("%s", text) : NULL, (double)NAN);
+    table_add(t, column, TABLE_TEXT, xprintf("%s", text ? text : ""));
 }
 
-static inline void table_long_text(Table* t, const char* column, const char* text) {
-    table_add(t, column, TABLE_LONG_TEXT, text ? xprintf("%s", text) : NULL, (double)NAN);
-}
-
-// NaN: an empty cell. `digits`: after the decimal point.
+// Not finite: an empty cell. `digits`: after the decimal point.
 static inline void table_number(Table* t, const char* column, int digits, double number) {
-    table_add(t, column, digits, NULL, number);
-}
-
-// The cell as text; "" if it is empty.
-static inline const char* table_cell(const Table* t, size_t row, size_t column, char number[48]) {
-    const TableCell* cell = &t->cells[row * t->column_count + column];
-    if (cell->text) return cell->text;
-    number[0] = '\0';
-    if (isfinite(cell->number)) snprintf(number, 48, "%.*f", t->columns[column].digits, cell->number);
-    return number;
+    table_add(t, column, digits, isfinite(number) ? xprintf("%.*f", digits, number) : xprintf("%s", ""));
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -92,20 +77,18 @@ static inline const char* table_cell(const Table* t, size_t row, size_t column, 
 // Columns padded to their widest cell, numbers right-aligned; an empty cell is "-".
 static inline void table_put_text(Text* out, const Table* t) {
     size_t rows = table_rows(t);
-    char number[48];
     size_t* width = (size_t*)xcalloc(t->column_count, sizeof *width);
     for (size_t c = 0; c < t->column_count; c++) {
         width[c] = strlen(t->columns[c].name);
-        for (size_t r = 0; r < rows; r++) width[c] = max_size(width[c], strlen(table_cell(t, r, c, number)));
+        for (size_t r = 0; r < rows; r++) width[c] = max_size(width[c], strlen(table_cell(t, r, c)));
     }
     for (size_t r = 0; r <= rows; r++) {
         size_t begin = out->length;
         for (size_t c = 0; c < t->column_count; c++) {
             if (t->columns[c].digits == TABLE_LONG_TEXT) continue;
-            const char* cell = r == 0 ? t->columns[c].name : table_cell(t, r - 1, c, number);
+            const char* cell = r == 0 ? t->columns[c].name : table_cell(t, r - 1, c);
             if (!*cell) cell = "-";
-            if (table_is_text(t, c)) text_printf(out, "%-*s  ", (int)width[c], cell);
-            else text_printf(out, "%*s  ", (int)width[c], cell);
+            text_printf(out, table_is_text(t, c) ? "%-*s  " : "%*s  ", (int)width[c], cell);
         }
         while (out->length > begin && out->text[out->length - 1] == ' ') out->length--;
         text_append(out, "\n", 1);
@@ -115,12 +98,11 @@ static inline void table_put_text(Text* out, const Table* t) {
 
 static inline void table_put_csv(Text* out, const Table* t) {
     size_t rows = table_rows(t);
-    char number[48];
     for (size_t c = 0; c < t->column_count; c++) text_printf(out, "%s%s", c ? "," : "", t->columns[c].name);
     text_append(out, "\r\n", 2);
     for (size_t r = 0; r < rows; r++) {
         for (size_t c = 0; c < t->column_count; c++) {
-            const char* cell = table_cell(t, r, c, number);
+            const char* cell = table_cell(t, r, c);
             if (c) text_append(out, ",", 1);
             if (!cell[strcspn(cell, ",\"\r\n")]) {
                 text_append(out, cell, strlen(cell));
@@ -137,7 +119,6 @@ static inline void table_put_csv(Text* out, const Table* t) {
 // {"id": ..., "title": ..., "note": ..., "columns": [[name, type], ...], "rows": [[cell, ...], ...]}
 static inline void table_put_json(Text* out, const Table* t) {
     size_t rows = table_rows(t);
-    char number[48];
     text_append(out, "{", 1);
     json_put_string(out, "id", t->id);
     json_put_string(out, "title", t->title);
@@ -150,7 +131,7 @@ static inline void table_put_json(Text* out, const Table* t) {
     for (size_t r = 0; r < rows; r++) {
         text_printf(out, "%s\n[", r ? "," : "");
         for (size_t c = 0; c < t->column_count; c++) {
-            const char* cell = table_cell(t, r, c, number);
+            const char* cell = table_cell(t, r, c);
             if (c) text_append(out, ", ", 2);
             if (!*cell) text_append(out, "null", 4);
             else if (table_is_text(t, c)) text_json_string(out, cell, strlen(cell));
