@@ -347,7 +347,7 @@ if [ $trainer = gpt2 ]; then
     row --doc-mask "$small -b 8" 1 'each loss; each grad_norm' '*' '*' 'each lr'
     row --sample-every '' 2 "says 'sample after step [0-9]+'" \
         'sample after step 4' 'sample after step 2 sample after step 4'
-    row --sample-tokens '-s 4' 3 'wc -c <out/sample.txt' '[1-9][0-9]*' '$(less 2)' 'each loss'
+    row --sample-tokens '-s 4' 3 'wc -c <out/sample.txt' '[1-9][0-9][0-9]*' '$(less 2)' 'each loss'
 elif [ $trainer = bert ]; then
     lines="-e L=1,C=16,NH=2,T=64,V=261 -i in/small/train.bin -b 1"  # each of its four documents is a sequence
     row --loss-mean "$lines -d 128 --mask-fraction 0.5" micro 'each loss; each grad_norm' '*' '*' 'each lr'
