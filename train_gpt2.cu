@@ -629,13 +629,14 @@ static void trainer_close(Trainer* t) {
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
+    Model* m = &t->model;
     run_parse(r, settings_flags(t), argc, argv, "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
     run_join(r, "data/builtin/train.bin");
     run_find_model(r, "", "");
     Config config = find_config(r);
     plan_model(t, config, run_sequence_length(r, config.T), r->settings.recompute);
     open_data(t);
-    run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
+    run_init_model(r, &m->buffers, weight_rules(&m->config));
 }
 
 #ifndef OTHER_MAIN  // apps/use_gpt2.cu has its own
