@@ -540,20 +540,21 @@ static void validate_choices(Run* r) {
 }
 
 // Print a text by the model, from the start of a document, and save it in OUT/sample.txt. A signal ends it early. Each
-// token takes a forward pass over the text, which ends after T tokens, the model's positions. apps/use_gpt2.cu keeps
-// keys and values instead, and takes a prompt.
+// token takes a forward pass over the text, of which the model sees its T positions: a text that exceeds them loses a
+// quarter. apps/use_gpt2.cu keeps keys and values instead, and takes a prompt.
 static void sample(Run* r) {
     Model* m = &((Trainer*)r)->model;
-    const int V = m->config.V, tokens = min_int(((Trainer*)r)->sample_tokens, m->T);
-    int count = 1, *text = (int*)xmalloc(((size_t)tokens + 1) * sizeof(int));
+    const int V = m->config.V, T = m->T, tokens = ((Trainer*)r)->sample_tokens;
+    int begin = 0, count = 1, *text = (int*)xmalloc(((size_t)tokens + 1) * sizeof(int));
     uint64_t key = rng_stream((uint64_t)r->settings.seed, (uint64_t)r->step, 0, SITE_SAMPLE);
     HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
     text[0] = run_end_of_text(r, V);
     for (; count <= tokens && !stop_signal && r->group.rank == 0; count++) {
-        Batch b = lm_data_text(&((Trainer*)r)->data, text, count, 0, &r->ctx);
+        if (count - begin > T) begin += max_int(T / 4, 1);
         group_begin_work(&r->group);
+        Batch b = lm_data_text(&((Trainer*)r)->data, text + begin, count - begin, 0, &r->ctx);
         forward(m, &b, &r->ctx);
-        forward_head(m, m->a.lnf + (size_t)(count - 1) * (size_t)m->config.C, 1, &r->ctx);
+        forward_head(m, m->a.lnf + (size_t)(b.s.rows - 1) * (size_t)m->config.C, 1, &r->ctx);
         host_view_read(&r->ctx, &logits);
         text[count] = softmax_draw(logits.values, V, rng_uniform(philox((uint32_t)count, 0, 0, 0, key).v[0]));
     }
@@ -573,7 +574,7 @@ static int settings_flags(Trainer* t) {
          "1: attention stays within a document, which begins with the end-of-text token. Positions do not restart at "
          "documents."},
         {"-g", "--sample-tokens", FLAG_INT, &t->sample_tokens, "128", 1, 1e6, NULL, SCOPE_FREE, TOPIC_SAMPLES,
-         "Tokens per sample, at most -t."},
+         "Tokens per sample."},
     };
     // clang-format on
     Flag* table = t->run.flags;
@@ -627,13 +628,14 @@ static void trainer_close(Trainer* t) {
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
+    Model* m = &t->model;
     run_parse(r, settings_flags(t), argc, argv, "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
     run_join(r, "data/builtin/train.bin");
     run_find_model(r, "", "");
     Config config = find_config(r);
     plan_model(t, config, run_sequence_length(r, config.T), r->settings.recompute);
     open_data(t);
-    run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
+    run_init_model(r, &m->buffers, weight_rules(&m->config));
 }
 
 #ifndef OTHER_MAIN  // apps/use_gpt2.cu has its own

@@ -175,7 +175,7 @@ grep -q '^<svg ' "$o/loss.svg" && tail -n 1 "$o/loss.svg" | grep -q '^</svg>$' |
 find "$o" -name '*.tmp' | grep -q . && why=${why:-'a .tmp was left'}
 verdict 'files of a run' "$why"
 
-run -e L=1,C=16,NH=2,T=1500 -b 1 -x 1 -v 0 -s 1 -g 3000 -n 0 -o "$box/nul"
+run "${SIZES[@]}" -x 1 -v 0 -s 1 -g 3000 -n 0 -o "$box/nul"
 why=$(ended_with 0)
 zeros() { tr -dc '\0' <"$1" | wc -c; }
 [ "$(zeros "$box/nul/sample.txt")" -gt 0 ] || why=${why:-'the sample has no NUL: this test checks nothing'}
