@@ -115,14 +115,18 @@ static inline void run_check_finite(const Run* r, const char* what, double value
 // ---------------------------------------------------------------------------------------------------------
 // The result of a validation
 
+// A loss as log.jsonl has it: a resumed run may know it only from there.
+static inline double best_logged(double loss) {
+    char digits[32];
+    snprintf(digits, sizeof digits, "%.9g", loss);
+    return strtod(digits, NULL);
+}
+
 // Record the loss of a validation after `step` steps.
 static inline void best_judge(Best* b, int64_t step, double loss) {
-    char logged[32];  // as log.jsonl has it: a resumed run may judge by that
     if (step <= b->judged) return;
     b->judged = step;
-    snprintf(logged, sizeof logged, "%.9g", loss);
-    loss = strtod(logged, NULL);
-    if (!isfinite(loss) || (b->step > 0 && loss >= b->loss)) return;
+    if (!isfinite(loss) || (b->step > 0 && best_logged(loss) >= best_logged(b->loss))) return;
     b->loss = loss, b->step = step;
 }
 
