@@ -110,7 +110,9 @@ $(B)/command $(G)/command: always
 
 # The pages of --profile and --explain, as the numbers of their bytes: C11 cannot include a file as text.
 PAGES := build/profile_page.inc build/explain_page.inc
-$(PAGES): build/%_page.inc: llmc/base/page.html llmc/%/page.html
+build/profile_page.inc: llmc/profile/head.html llmc/profile/page.html
+build/explain_page.inc: llmc/profile/head.html apps/explain/page.html
+$(PAGES):
 	@mkdir -p $(@D)
 	@cat $^ | od -An -v -tu1 | sed 's/\([0-9]\{1,\}\)/\1,/g' >$@
 

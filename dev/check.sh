@@ -82,25 +82,25 @@ done
 
 # --- includes go down only. The core: a folder may include itself and those after it.
 core="run optim dist model ops data device base"
-# Rooms: each may include the core and the rooms listed here. apps/ may include all of llmc/, and each of its folders itself.
+# Rooms: each may include the core and the rooms listed here. apps/ may include all of llmc/, and each of its
+# folders itself and apps/explain/.
 rooms_of() {
     case $1 in
         checkpoint) echo "import" ;;
-        explain) echo "text" ;;
         bert) echo "text choices" ;;
         muon) echo "hopper" ;;
     esac
 }
 # Files outside a room, trainers and rooms included but not programs in apps/, that include a header of it. These numbers
 # only go down.
-most_files_naming="average:1 bert:1 checkpoint:1 choices:2 explain:0 fp8:3 graph:1 hopper:2 import:2 lamb:1 muon:1 profile:1 text:3"
+most_files_naming="average:1 bert:1 checkpoint:1 choices:2 fp8:3 graph:1 hopper:2 import:2 lamb:1 muon:1 profile:1 text:3"
 folder_of() { local path=${1#llmc/}; echo "${path%%/*}"; }
 op() { local path=${1#llmc/ops/}; echo "${path%%/*}"; }  # its folder or its file below ops/
 is_core() { [[ " $core " == *" $1 "* ]]; }
 may_include() { # header, included header
     local from to
     from=$(folder_of "$1") to=$(folder_of "$2")
-    if [[ $1 == apps/* ]]; then [[ $2 == llmc/* || ${2%/*} == "${1%/*}" ]]
+    if [[ $1 == apps/* ]]; then [[ $2 == llmc/* || $2 == apps/explain/* || ${2%/*} == "${1%/*}" ]]
     elif [[ $2 != llmc/* ]]; then false
     elif ! is_core "$from"; then [[ " $from $core $(rooms_of "$from") " == *" $to "* ]]
     # Of a room, the core includes what it is with and without (-DNO_ROOM), and the parts of two ops.

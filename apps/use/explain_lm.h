@@ -4,7 +4,7 @@
 
 #include "apps/use/generate.h"
 #include "llmc/data/lm_data.h"
-#include "llmc/explain/run.h"
+#include "apps/explain/run.h"
 #include "llmc/run/run.h"
 
 // Read the text for a model of V tokens and `most` positions. Returns its number of tokens.

@@ -484,7 +484,7 @@ static int page_has_tables(const JsonNode* root, const ProfileReport* r) {
 }
 
 static void test_page(Tests* t, const char* page, const ProfileReport* r) {
-    char *shared = read_file("llmc/base/page.html", (size_t)1 << 24, NULL, FAILED),
+    char *shared = read_file("llmc/profile/head.html", (size_t)1 << 24, NULL, FAILED),
          *own = read_file("llmc/profile/page.html", (size_t)1 << 24, NULL, FAILED), *place = strstr(shared, PAGE_PLACE);
     CHECK(place && !strstr(place + 1, PAGE_PLACE) && !strstr(own, PAGE_PLACE));
     char* rest = xprintf("%s%s", place + strlen(PAGE_PLACE), own);

@@ -6,8 +6,8 @@
 #ifndef LLMC_PROFILE_REPORT_H
 #define LLMC_PROFILE_REPORT_H
 
-#include "llmc/base/page.h"
 #include "llmc/base/run_lock.h"
+#include "llmc/profile/page.h"
 #include "llmc/profile/profiler.h"
 
 // The run that is reported.

@@ -6,12 +6,12 @@
  * In the page's data numbers are JSON; arrays are base64 of little-endian bytes. The page stays below
  * EXPLAIN_MOST_BYTES: large tensors are reduced to a grid of cells, each with its element of largest absolute value, and
  * attention maps to 8 bits. */
-#ifndef LLMC_EXPLAIN_FILES_H
-#define LLMC_EXPLAIN_FILES_H
+#ifndef APPS_EXPLAIN_FILES_H
+#define APPS_EXPLAIN_FILES_H
 
-#include "llmc/base/page.h"
-#include "llmc/explain/explain.h"
+#include "apps/explain/explain.h"
 #include "llmc/model/model_files.h"
+#include "llmc/profile/page.h"
 
 #define EXPLAIN_MOST_BYTES 20e6  // of the page
 
@@ -329,7 +329,7 @@ static inline void explain_data(Text* out, const Explanation* e, double loss, do
     text_append(out, "]}", 2);
 }
 
-// The Makefile turns llmc/explain/page.html into the bytes that are included here.
+// The Makefile turns apps/explain/page.html into the bytes that are included here.
 static inline void explain_page(Text* out, const Explanation* e, double loss, double next_loss, Context* ctx) {
     static const unsigned char page[] = {
 #include "explain_page.inc"

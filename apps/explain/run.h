@@ -1,9 +1,9 @@
 /* --explain: its settings; read and check the text, and allocate for it. The other headers record and write results. */
-#ifndef LLMC_EXPLAIN_RUN_H
-#define LLMC_EXPLAIN_RUN_H
+#ifndef APPS_EXPLAIN_RUN_H
+#define APPS_EXPLAIN_RUN_H
 
+#include "apps/explain/files.h"
 #include "llmc/base/process.h"
-#include "llmc/explain/files.h"
 #include "llmc/run/run.h"
 
 typedef struct {

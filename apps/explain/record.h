@@ -4,10 +4,10 @@
  * The record is an observer of scopes. It copies tensors to the host as soon as the op that wrote them has been
  * launched: a trainer overwrites many of its tensors (a residual buffer first holds a branch's output, one buffer of
  * gradients serves all layers), so afterwards is too late. */
-#ifndef LLMC_EXPLAIN_RECORD_H
-#define LLMC_EXPLAIN_RECORD_H
+#ifndef APPS_EXPLAIN_RECORD_H
+#define APPS_EXPLAIN_RECORD_H
 
-#include "llmc/explain/ops.h"
+#include "apps/explain/ops.h"
 #include "llmc/optim/model_buffers.h"
 
 // Sizes of the model and the text.
@@ -204,7 +204,7 @@ static inline void explain_record_end(ExplainRecord* r, Context* ctx) {
     scope_detach(ctx, &r->observer);
     if (r->next != r->point_count)
         die(FAILED,
-            "--explain: %s of layer %d is number %zu in llmc/explain/ops.h but did not run there; the list and the "
+            "--explain: %s of layer %d is number %zu in apps/explain/ops.h but did not run there; the list and the "
             "trainer differ",
             r->points[r->next].op->op, r->points[r->next].layer, r->next);
     double scale = explain_loss_scale(r->buffers, ctx);

@@ -1,7 +1,7 @@
-/* An HTML page with its data: page.html of a room, made complete by llmc/base/page.html, which the Makefile puts before
+/* An HTML page with its data: page.html of a room, made complete by llmc/profile/head.html, which the Makefile puts before
  * it. The data are JSON in place of a marker. */
-#ifndef LLMC_BASE_PAGE_H
-#define LLMC_BASE_PAGE_H
+#ifndef LLMC_PROFILE_PAGE_H
+#define LLMC_PROFILE_PAGE_H
 
 #include "llmc/base/json_write.h"
 

@@ -6,11 +6,11 @@
  *   explain_write   writes OUT/explain (files.h) and frees everything
  *
  * explain/run.h fills in the request. */
-#ifndef LLMC_EXPLAIN_EXPLAIN_H
-#define LLMC_EXPLAIN_EXPLAIN_H
+#ifndef APPS_EXPLAIN_EXPLAIN_H
+#define APPS_EXPLAIN_EXPLAIN_H
 
+#include "apps/explain/record.h"
 #include "llmc/base/top_k.h"
-#include "llmc/explain/record.h"
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/wordpiece.h"
 

@@ -5,8 +5,8 @@
  * Tensors have the names of the trainer's activation tables. A buffer that is written twice has two names: `attproj`
  * and `fcproj` are the outputs of the branches, which the residual sums `mid` and `out` overwrite. `grad.X` is the
  * gradient of the tensor X. */
-#ifndef LLMC_EXPLAIN_OPS_H
-#define LLMC_EXPLAIN_OPS_H
+#ifndef APPS_EXPLAIN_OPS_H
+#define APPS_EXPLAIN_OPS_H
 
 #include "llmc/device/scope.h"
 
