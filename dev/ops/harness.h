@@ -158,6 +158,23 @@ static inline void expect_bytes(Harness* h, const char* op, void (*run)(void* st
     scope_log_close(&log);
 }
 
+// Time run(state). Its name, shapes, flops and bytes are those of the scopes that it opens.
+static inline void bench(Harness* h, const char* suffix, void (*run)(void* state), void* state) {
+    ScopeLog log;
+    double flops = 0, bytes = 0;
+    char name[96];
+    scope_log_open(&log, NULL);
+    scope_attach(&h->ctx, &log.observer);
+    run(state);
+    scope_detach(&h->ctx, &log.observer);
+    CHECK(log.count > 0);
+    for (size_t i = 0; i < log.count; i++)
+        if (log.records[i].outer == NO_SCOPE) flops += log.records[i].scope.flops, bytes += log.records[i].scope.bytes;
+    snprintf(name, sizeof name, "%s%s", log.records->scope.op, suffix);
+    bench_report(h, name, log.records->scope.shapes, bench_seconds(h, run, state), flops, bytes);
+    scope_log_close(&log);
+}
+
 // run(state) must give the same bits in every array for any number of threads; on the GPU, in every run. Each run
 // starts from the arrays as they were made (so ADD, and work in place, is not a special case); the last result stays.
 static inline void expect_same_for_any_threads(Harness* h, const char* what, void (*run)(void* state), void* state,
