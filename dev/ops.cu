@@ -86,9 +86,9 @@ static const OpRow TABLE[] = {
     {"tanh", test_tanh_in_place, NULL, NULL, &TANH},
     {"embedding", test_embedding, grad_embedding, bench_embedding},
     {"gelu", NULL, NULL, NULL, &GELU},
-    {"matmul", test_matmul, grad_matmul, bench_matmul},
+    {"matmul", test_matmul, grad_matmul_gelu, bench_matmul, &MATMUL, &MATMUL_GELU},
 #ifdef __CUDACC__
-    {"matmul_epilogue", test_matmul_epilogue, NULL, NULL},
+    {"matmul_epilogue", NULL, NULL, NULL, &MATMUL_EPILOGUE_BIAS, &MATMUL_EPILOGUE},
 #endif
     {"next_sentence", test_next_sentence, grad_next_sentence, bench_next_sentence},
     {"accuracy", test_accuracy, NULL, NULL, &ACCURACY},

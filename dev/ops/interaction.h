@@ -22,7 +22,7 @@ static inline void interaction_prepare(void* state) {
     k->s = s, k->rows = int_array(k->z.h, (size_t)n);
     for (int i = 0; i < n; i++) k->rows[i] = is_grad ? i : random_below(k->z.h, k->z.N);
     k->rows = op_ints(&k->z, k->rows, n);
-    if (is_grad) array_make_absolute(k->bottom.host, k->bottom.n);
+    for (size_t i = 0; i < k->bottom.n && is_grad; i++) k->bottom.host[i] = (real)fabs((double)k->bottom.host[i]);
 }
 
 static inline void interaction_run_forward(void* state) {

@@ -38,6 +38,7 @@ typedef struct {
     void (*ref)(void* k);
     void (*before)(void* k);  // what the pass reads of an earlier one; NULL: nothing
     void (*after)(void* k);   // what the reference knows only when the launcher has run; NULL: nothing
+    int kinds;                // how many of the op's kinds; 0: all
 } Pass;
 
 typedef struct {
@@ -176,8 +177,11 @@ static inline void op_reference(Harness* h, void* k, const Op* op, const Pass* p
     pass->ref(k);
 }
 
-static inline void array_make_absolute(real* x, size_t n) {
-    for (size_t i = 0; i < n; i++) x[i] = (real)fabs((double)x[i]);
+// The absolute values of what the array holds.
+static inline real* array_absolute(Harness* h, Array a) {
+    real* x = copy_of(h, a);
+    for (size_t i = 0; i < a.n; i++) x[i] = (real)fabs((double)x[i]);
+    return x;
 }
 
 // What the sums of a pass are relative to: its reference on absolute values.
@@ -186,8 +190,7 @@ static inline void op_magnitudes(Harness* h, void* k, const Op* op, const Pass* 
     for (const Arg* arg = op->args; arg->name; arg++) {
         Array* a = op_array(k, arg);
         host[arg - op->args] = a->host;
-        a->host = copy_of(h, *a);
-        array_make_absolute(a->host, a->n);
+        a->host = array_absolute(h, *a);
         if (!op_has(pass->writes, arg->name)) continue;
         a->magnitude = a->want;
         a->want = (real*)case_memory(h, a->n * sizeof(real));
@@ -225,7 +228,7 @@ static inline void op_check(Harness* h, void* k, const Op* op, const Pass* pass)
     }
 }
 
-static inline int op_kinds(const Op* op) { return op->kinds[0] ? op->kinds[1] ? 2 : 1 : 1; }
+static inline int op_kinds(const Op* op, const Pass* pass) { return pass->kinds ? pass->kinds : op->kinds[1] ? 2 : 1; }
 static inline int op_rates(const Op* op) { return op->rates[1] > 0 ? 2 : 1; }
 static inline int op_row_length(const Op* op) {
     int count = 0;
@@ -237,10 +240,10 @@ static inline int op_row_length(const Op* op) {
 // A pass at one row of sizes: each kind, dropout rate and mode.
 static inline void op_test_row(Harness* h, const Op* op, const Pass* pass, const int* row) {
     int modes = op_writes(op, pass, BY_MODE) ? 2 : 1, others = op_writes(op, pass, BY_OTHER_MODE) ? 2 : 1;
-    for (int way = 0; way < op_kinds(op) * op_rates(op) * modes * others; way++) {
+    for (int way = 0; way < op_kinds(op, pass) * op_rates(op) * modes * others; way++) {
         int rest = way / modes / others;
-        OpWay w = {way % modes ? ADD : SET, way / modes % others ? ADD : SET, rest % op_kinds(op),
-                   op->rates[rest / op_kinds(op)], 0};
+        OpWay w = {way % modes ? ADD : SET, way / modes % others ? ADD : SET, rest % op_kinds(op, pass),
+                   op->rates[rest / op_kinds(op, pass)], 0};
         void* k = op_case(h, op, pass, row, w);
         op_check(h, k, op, pass);
         case_end(h);
@@ -290,8 +293,8 @@ static inline double op_loss(void* k) {
 // Every gradient that a later pass writes, of its reference and of its launcher.
 static inline void op_grad(Harness* h, const Op* op) {
     for (const Pass* pass = op->passes + 1; op->grad && pass->name; pass++)
-        for (int way = 0; way < op_kinds(op) * op_rates(op); way++) {
-            OpWay w = {SET, SET, way % op_kinds(op), op->rates[way / op_kinds(op)], 0};
+        for (int way = 0; way < op_kinds(op, pass) * op_rates(op); way++) {
+            OpWay w = {SET, SET, way % op_kinds(op, pass), op->rates[way / op_kinds(op, pass)], 0};
             void* k = op_case(h, op, pass, op->grad, w);
             double tol = op->grad_tol > 0 ? op->grad_tol : 1e-8;
             real *want[16] = {NULL}, *got[16] = {NULL};
@@ -331,10 +334,10 @@ static inline void op_bench(Harness* h, const Op* op) {
     const int* row = rows.first;
     for (int i = 0; i < rows.count; i++, row += op_row_length(op))
         for (const Pass* pass = op->passes; pass->name; pass++)
-            for (int way = 0; way < 2 * op_kinds(op) * op_rates(op); way++) {
-                int kind = way / 2 % op_kinds(op), has_mode = op_writes(op, pass, BY_MODE);
+            for (int way = 0; way < 2 * op_kinds(op, pass) * op_rates(op); way++) {
+                int kind = way / 2 % op_kinds(op, pass), has_mode = op_writes(op, pass, BY_MODE);
                 Mode mode = way % 2 ? ADD : SET;
-                OpWay w = {mode, mode, kind, op->rates[way / 2 / op_kinds(op)], 1};
+                OpWay w = {mode, mode, kind, op->rates[way / 2 / op_kinds(op, pass)], 1};
                 char suffix[64], rate[16] = "";
                 if (mode == ADD && !has_mode) continue;
                 if (w.p > 0) snprintf(rate, sizeof rate, " p=%g", w.p);
