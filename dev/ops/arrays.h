@@ -341,10 +341,14 @@ static inline Sequences sequences_of(Harness* h, const int* lengths, int count, 
     return s;
 }
 
-// N rows in three sequences of nearly equal lengths.
-static inline Sequences sequences_of_rows(Harness* h, int N, int first) {
-    int lengths[3] = {N / 3, (N + 1) / 3, N - N / 3 - (N + 1) / 3};
-    return sequences_of(h, lengths, 3, first);
+// N rows in `count` sequences, of which every other one is about three times as long as its neighbour.
+static inline Sequences sequences_split(Harness* h, int N, int count, int first) {
+    int *lengths = int_array(h, (size_t)count), more = N / count / 2;
+    for (int i = 0; i < count; i++) {
+        lengths[i] = (int)((int64_t)N * (i + 1) / count - (int64_t)N * i / count);
+        if (i % 2 == 1) lengths[i - 1] += more, lengths[i] -= more;
+    }
+    return sequences_of(h, lengths, count, first);
 }
 
 // The same in device memory, for a bench.

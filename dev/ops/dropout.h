@@ -14,7 +14,7 @@ typedef struct {
 
 static inline void dropout_prepare(void* state) {
     DropoutCase* k = (DropoutCase*)state;
-    k->sequences = sequences_of_rows(k->z.h, k->z.N, 2);
+    k->sequences = sequences_split(k->z.h, k->z.N, 4, 2);
     k->dropout = dropout_make(k->z.p, 1337, 10, 3, SITE_DROPOUT_MLP_OUT, &k->sequences);
     if (k->z.is_bench) k->sequences = resident_sequences(k->z.h, k->sequences);
 }

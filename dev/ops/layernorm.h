@@ -19,7 +19,7 @@ typedef struct {
 static inline void layernorm_prepare(void* state) {
     LayernormCase* k = (LayernormCase*)state;
     k->size.N = k->z.N, k->size.C = k->z.C;
-    k->sequences = sequences_of_rows(k->z.h, k->z.N, 5);
+    k->sequences = sequences_split(k->z.h, k->z.N, 3, 5);
     k->dropout = dropout_make(k->z.p, 1, 2, 3, SITE_DROPOUT_MLP_OUT, &k->sequences);
     if (k->z.is_bench) k->sequences = resident_sequences(k->z.h, k->sequences);
 }

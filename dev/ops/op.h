@@ -83,8 +83,8 @@ typedef struct {
     Mode mode, other_mode;
     int kind;
     double p;
-    int is_bench;
-    int n, N, M, C, V, Vp, S, IC, OC, B, E, tables;
+    int is_bench, is_grad;
+    int n, N, M, C, V, Vp, S, T, IC, OC, B, E, tables, types, padding, tokens;
 } OpCase;
 
 // The size that the first `length` characters of `name` name.
@@ -92,8 +92,11 @@ static inline int* op_size(OpCase* z, const char* name, size_t length) {
     const struct {
         const char* name;
         int* size;
-    } SIZES[] = {{"n", &z->n}, {"N", &z->N},   {"M", &z->M},   {"C", &z->C}, {"V", &z->V}, {"Vp", &z->Vp},
-                 {"S", &z->S}, {"IC", &z->IC}, {"OC", &z->OC}, {"B", &z->B}, {"E", &z->E}, {"tables", &z->tables}};
+    } SIZES[] = {
+        {"n", &z->n},          {"N", &z->N},           {"M", &z->M},   {"C", &z->C},         {"V", &z->V},
+        {"Vp", &z->Vp},        {"S", &z->S},           {"IC", &z->IC}, {"OC", &z->OC},       {"B", &z->B},
+        {"E", &z->E},          {"tables", &z->tables}, {"T", &z->T},   {"types", &z->types}, {"padding", &z->padding},
+        {"tokens", &z->tokens}};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
         if (strlen(SIZES[i].name) == length && strncmp(SIZES[i].name, name, length) == 0) return SIZES[i].size;
     die(FAILED, "op.h: no size is called %s", name);
@@ -297,6 +300,7 @@ static inline void op_grad(Harness* h, const Op* op) {
             OpWay w = {SET, SET, way % op_kinds(op, pass), op->rates[way / op_kinds(op, pass)], 0};
             void* k = op_case(h, op, pass, op->grad, w);
             double tol = op->grad_tol > 0 ? op->grad_tol : 1e-8;
+            ((OpCase*)k)->is_grad = 1;
             real *want[16] = {NULL}, *got[16] = {NULL};
             op_reference(h, k, op, pass);
             pass->run(k);
