@@ -57,8 +57,8 @@ static const Op GATHER = {.name = "gather",
                                      {"backward", "dx", gather_run_backward, gather_want_backward}},
                           .prepare = gather_prepare,
                           .rows = SIZE_ROWS(GATHER_ROWS),
-                          .grad = GATHER_GRAD,
                           .gpu_bench = SIZE_ROWS(GATHER_GPU),
-                          .cpu_bench = SIZE_ROWS(GATHER_CPU)};
+                          .cpu_bench = SIZE_ROWS(GATHER_CPU),
+                          .grad = GATHER_GRAD};
 
 #endif

@@ -55,8 +55,8 @@ static const Op GELU = {.name = "gelu",
                         .prepare = gelu_prepare,
                         .kinds = {"TANH", "ERF"},
                         .rows = SIZE_ROWS(GELU_ROWS),
-                        .grad = GELU_GRAD,
                         .gpu_bench = SIZE_ROWS(GELU_GPU),
-                        .cpu_bench = SIZE_ROWS(GELU_CPU)};
+                        .cpu_bench = SIZE_ROWS(GELU_CPU),
+                        .grad = GELU_GRAD};
 
 #endif

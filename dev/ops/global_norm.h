@@ -172,12 +172,7 @@ static inline void test_global_norm(Harness* h) {
 }
 
 static inline void bench_global_norm(Harness* h) {
-    size_t n = (size_t)(HAS_DEVICE_MEMORY ? 128 : 16) << 20;
-    GlobalNormCase* k = global_norm_case(h, n);
-    char shapes[64];
-    snprintf(shapes, sizeof shapes, "n=%zu", n);
-    bench_report(h, "global_norm_forward", shapes, bench_seconds(h, global_norm_run, k), GLOBAL_NORM_FORWARD_FLOPS(n),
-                 GLOBAL_NORM_FORWARD_BYTES(n));
+    bench(h, "", global_norm_run, global_norm_case(h, (size_t)(HAS_DEVICE_MEMORY ? 128 : 16) << 20));
 }
 
 #endif

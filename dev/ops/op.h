@@ -84,7 +84,7 @@ typedef struct {
     int kind;
     double p;
     int is_bench, is_grad;
-    int n, N, M, C, V, Vp, S, T, IC, OC, B, E, tables, types, padding, tokens;
+    int n, N, M, C, V, Vp, S, T, IC, OC, NH, HS, B, E, tables, types, padding, tokens;
 } OpCase;
 
 // The size that the first `length` characters of `name` name.
@@ -92,11 +92,24 @@ static inline int* op_size(OpCase* z, const char* name, size_t length) {
     const struct {
         const char* name;
         int* size;
-    } SIZES[] = {
-        {"n", &z->n},          {"N", &z->N},           {"M", &z->M},   {"C", &z->C},         {"V", &z->V},
-        {"Vp", &z->Vp},        {"S", &z->S},           {"IC", &z->IC}, {"OC", &z->OC},       {"B", &z->B},
-        {"E", &z->E},          {"tables", &z->tables}, {"T", &z->T},   {"types", &z->types}, {"padding", &z->padding},
-        {"tokens", &z->tokens}};
+    } SIZES[] = {{"n", &z->n},
+                 {"N", &z->N},
+                 {"M", &z->M},
+                 {"C", &z->C},
+                 {"V", &z->V},
+                 {"Vp", &z->Vp},
+                 {"S", &z->S},
+                 {"IC", &z->IC},
+                 {"OC", &z->OC},
+                 {"B", &z->B},
+                 {"E", &z->E},
+                 {"tables", &z->tables},
+                 {"T", &z->T},
+                 {"NH", &z->NH},
+                 {"HS", &z->HS},
+                 {"types", &z->types},
+                 {"padding", &z->padding},
+                 {"tokens", &z->tokens}};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
         if (strlen(SIZES[i].name) == length && strncmp(SIZES[i].name, name, length) == 0) return SIZES[i].size;
     die(FAILED, "op.h: no size is called %s", name);

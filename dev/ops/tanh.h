@@ -52,9 +52,9 @@ static const Op TANH = {
     .passes = {{"forward", "y", tanh_run_forward, tanh_want_forward},
                {"backward", "dx", tanh_run_backward, tanh_want_backward, tanh_before_backward}},
     .rows = SIZE_ROWS(TANH_ROWS),
-    .grad = TANH_GRAD,
     .gpu_bench = SIZE_ROWS(TANH_BENCH),
     .cpu_bench = SIZE_ROWS(TANH_BENCH),
+    .grad = TANH_GRAD,
 };
 
 // Both passes may overwrite what they read.
