@@ -102,28 +102,28 @@ static void exercise_bench(Harness* h) {
 #ifdef EXERCISE_embedding_backward
 #include "dev/ops/embedding.h"
 
-static void exercise_test(Harness* h) { test_embedding_both(h, 2); }
+// Without dropout.
+static void exercise_test(Harness* h) {
+    Op op = EMBEDDING;
+    op.rates[1] = 0;
+    op_test_pass(h, &op, 1);
+}
 
 static void exercise_bench(Harness* h) {
-    static const int LENGTHS[] = {256, 256, 256, 256};
-    EmbeddingSizes sizes = {5000, 256, 0, 768, -1};
-    case_begin(h, "embedding bench");
-    EmbeddingCase e = embedding_case(h, LENGTHS, 4, sizes, 0, ADD, ADD);
-    exercise_time("1024 rows of 768 channels", embedding_run_backward, &e);
+    static const int ROW[] = {1024, 4, 5000, 768, 400, 0, -1, TOKENS_RANDOM};
+    const Pass* pass = &EMBEDDING.passes[1];
+    exercise_time("1024 rows of 768 channels", pass->run, op_case(h, &EMBEDDING, pass, ROW, OP_PLAIN));
 }
 #endif
 
 #ifdef EXERCISE_matmul_forward
 #include "dev/ops/matmul.h"
 
-static void exercise_test(Harness* h) { test_matmul_forward_shapes(h); }
+static void exercise_test(Harness* h) { op_test_pass(h, &MATMUL, 0); }
 
 static void exercise_bench(Harness* h) {
-    MatmulShape shape = {256, 768, 768};
-    case_begin(h, "matmul bench");
-    MatmulCase m = matmul_case(h, shape, SET);
-    m.y = output(h, matmul_size(shape.N, shape.OC), SET);
-    exercise_time("N=256 IC=768 OC=768", matmul_run_forward, &m);
+    static const int ROW[] = {256, 768, 768};
+    exercise_time("N=256 IC=768 OC=768", matmul_run_forward, matmul_case(h, &MATMUL, 0, ROW, SET, 1));
 }
 #endif
 
