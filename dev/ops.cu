@@ -9,7 +9,7 @@
  *     nvcc -std=c++17 -O3 -arch=native -D_GNU_SOURCE -DPRECISION_BF16 -I. -Xcompiler -fopenmp -o ops dev/ops.cu \
  *         -lcublasLt
  *
- * A new op: write dev/ops/<op>.h with the three functions, include it, add a row. */
+ * A new op: declare it in dev/ops/<op>.h (ops/op.h), include that, add a row. */
 #include "ops/accuracy.h"
 #include "ops/adamw.h"
 #include "ops/attention.h"

@@ -46,8 +46,9 @@ typedef struct {
     int count;
 } SizeRows;
 
-#define SIZE_ROWS(rows)                                                                                                \
-    { (const int*)(rows), (int)COUNT_OF(rows) }
+// clang-format off
+#define SIZE_ROWS(rows) {(const int*)(rows), (int)COUNT_OF(rows)}
+// clang-format on
 
 typedef struct {
     const char* name;
@@ -92,24 +93,13 @@ static inline int* op_size(OpCase* z, const char* name, size_t length) {
     const struct {
         const char* name;
         int* size;
-    } SIZES[] = {{"n", &z->n},
-                 {"N", &z->N},
-                 {"M", &z->M},
-                 {"C", &z->C},
-                 {"V", &z->V},
-                 {"Vp", &z->Vp},
-                 {"S", &z->S},
-                 {"IC", &z->IC},
-                 {"OC", &z->OC},
-                 {"B", &z->B},
-                 {"E", &z->E},
-                 {"tables", &z->tables},
-                 {"T", &z->T},
-                 {"NH", &z->NH},
-                 {"HS", &z->HS},
-                 {"types", &z->types},
-                 {"padding", &z->padding},
-                 {"tokens", &z->tokens}};
+    } SIZES[] = {
+        // clang-format off
+        {"n", &z->n}, {"N", &z->N}, {"M", &z->M}, {"C", &z->C}, {"V", &z->V}, {"Vp", &z->Vp}, {"S", &z->S},
+        {"T", &z->T}, {"IC", &z->IC}, {"OC", &z->OC}, {"NH", &z->NH}, {"HS", &z->HS}, {"B", &z->B}, {"E", &z->E},
+        {"tables", &z->tables}, {"types", &z->types}, {"padding", &z->padding}, {"tokens", &z->tokens},
+        // clang-format on
+    };
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
         if (strlen(SIZES[i].name) == length && strncmp(SIZES[i].name, name, length) == 0) return SIZES[i].size;
     die(FAILED, "op.h: no size is called %s", name);
@@ -320,13 +310,11 @@ static inline void op_grad(Harness* h, const Op* op) {
             for (const Arg* arg = op->args; arg->name; arg++) {
                 Array* a = op_array(k, arg);
                 int i = (int)(arg - op->args);
-                if (!op_has(pass->writes, arg->name)) continue;
-                want[i] = a->want, got[i] = copy_of(h, *a);
-                array_restore(*a);
-            }
-            for (const Arg* arg = op->args; arg->name; arg++) {
-                Array* a = op_array(k, arg);
-                if (op_has(op->passes->writes, arg->name)) a->want = copy_of(h, *a);
+                if (op_has(pass->writes, arg->name)) {
+                    want[i] = a->want, got[i] = copy_of(h, *a);
+                    array_restore(*a);
+                }
+                a->want = copy_of(h, *a);  // for op_loss()
             }
             for (const Arg* arg = op->args; arg->name; arg++) {
                 int i = (int)(arg - op->args);
