@@ -3,6 +3,7 @@
 #define DEV_OPS_TARGET_ROUNDING_H
 
 #include "llmc/fp8/target_rounding.h"
+#include "op.h"
 #include "quantize.h"
 
 typedef struct {
