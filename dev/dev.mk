@@ -70,6 +70,16 @@ $(B)/test_gpt2 $(B)/test_bert: $(B)/%: %.cu Makefile dev/dev.mk $(B)/command
 $(B)/ops: dev/ops.cu Makefile dev/dev.mk $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
+# One op alone, in seconds: dev/ops.cu with its row only.
+$(B)/one_op/%.cu: dev/ops.cu
+	@mkdir -p $(@D)
+	@grep -q '^    {"$*",' $< || { echo "no op is called $*; build/ops test NAME lists them" >&2; exit 1; }
+	sed '/^    {"/{/^    {"$*",/!d}' $< >$@
+
+$(B)/one_op/%: $(B)/one_op/%.cu Makefile dev/dev.mk $(B)/command
+	$(COMPILE) -MF $@.d -Idev -O2 -Wno-unused-function -Wno-unused-const-variable $< -o $@ $(LIBS)
+-include $(wildcard $(B)/one_op/*.d)
+
 # The double build: finite differences are sharp there.
 $(B)/%_double: %.cu Makefile dev/dev.mk $(B)/command
 	$(COMPILE) -DREAL_DOUBLE $< -o $@ $(LIBS)
@@ -122,8 +132,8 @@ test-programs: $(GPT2) $(BERT) $(APPS) $(TEST_CORPUS) data/builtin/train.bin dat
 	$(B)/ops $(B)/ops_double $(RECSYS) $(RECSYS_TESTS) \
 	$(if $(CUDA_H),$(EMULATED) $E/train_gpt2 $E/train_bert $E/finetune_bert)
 
-ops: $(B)/ops
-	$(B)/ops test $(OP)
+ops: $(if $(OP),$(B)/one_op/$(OP),$(B)/ops)
+	$< test $(OP)
 
 emulated: $(if $(CUDA_H),$(EMULATED))
 	@$(if $(CUDA_H),:,echo "make emulated needs CUDA's headers; nvcc was not found" >&2; exit 1)

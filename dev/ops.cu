@@ -9,7 +9,7 @@
  *     nvcc -std=c++17 -O3 -arch=native -D_GNU_SOURCE -DPRECISION_BF16 -I. -Xcompiler -fopenmp -o ops dev/ops.cu \
  *         -lcublasLt
  *
- * A new op: write dev/ops/<op>.h with the three functions, include it, add a row. */
+ * A new op: declare it in dev/ops/<op>.h (ops/op.h), include that, add a row. */
 #include "ops/accuracy.h"
 #include "ops/adamw.h"
 #include "ops/attention.h"
@@ -50,49 +50,50 @@
 
 typedef struct {
     const char* op;
-    void (*test)(Harness*);
-    void (*grad)(Harness*);   // NULL: nothing to differentiate
-    void (*bench)(Harness*);  // NULL: not worth a clock
+    void (*test)(Harness*);     // NULL: its declaration says all
+    void (*grad)(Harness*);     // NULL: its declaration says all, or there is nothing to differentiate
+    void (*bench)(Harness*);    // NULL: its declaration says all, or it is not worth a clock
+    const Op *declared, *also;  // NULL: by hand
 } OpRow;
 
 // clang-format off
 static const OpRow TABLE[] = {
-    {"layernorm", test_layernorm, grad_layernorm, bench_layernorm},
+    {"layernorm", test_layernorm, NULL, NULL, &LAYERNORM, &RESIDUAL_LAYERNORM},
     {"layernorm_fp8", test_layernorm_fp8, NULL, bench_layernorm_fp8},
-    {"dropout", test_dropout, grad_dropout, bench_dropout},
-    {"gather", test_gather, grad_gather, bench_gather},
+    {"dropout", test_dropout_masks, NULL, NULL, &DROPOUT},
+    {"gather", NULL, NULL, NULL, &GATHER},
     {"adamw", test_adamw, NULL, bench_adamw},
     {"lamb", test_lamb, NULL, bench_lamb},
     {"muon", test_muon, NULL, bench_muon},
-    {"average", test_average, NULL, bench_average},
+    {"average", NULL, NULL, NULL, &AVERAGE},
     {"global_norm", test_global_norm, NULL, bench_global_norm},
     {"loss_scale", test_loss_scale, NULL, NULL},
     {"outliers", test_outliers, NULL, NULL},
     {"cast_to_fp32", test_cast_to_fp32, NULL, bench_cast_to_fp32},
     {"quantize", test_quantize, NULL, bench_quantize},
     {"fp8_scales", test_fp8_scales, NULL, NULL},
-    {"mean_bias", test_mean_bias, NULL, NULL},
+    {"mean_bias", test_mean_bias_rows, NULL, NULL, &MEAN_BIAS},
     {"linear", test_linear, NULL, NULL},
-    {"target_rounding", test_target_rounding, NULL, NULL},
+    {"target_rounding", NULL, NULL, NULL, &TARGET_ROUNDING},
     {"attention", test_attention, grad_attention, bench_attention},
 #ifndef DEV_EMULATOR_EMULATOR_H  // whole batches take the emulator too long
     {"attention_documents", test_attention_documents, NULL, NULL},
 #endif
-    {"attention_decode", test_attention_decode, NULL, bench_attention_decode},
-    {"classifier", test_classifier, grad_classifier, bench_classifier},
-    {"span", test_span, grad_span, bench_span},
-    {"squared_error", test_squared_error, grad_squared_error, NULL},
-    {"tanh", test_tanh, grad_tanh, bench_tanh},
-    {"embedding", test_embedding, grad_embedding, bench_embedding},
-    {"gelu", test_gelu, grad_gelu, bench_gelu},
-    {"matmul", test_matmul, grad_matmul, bench_matmul},
+    {"attention_decode", test_attention_decode, NULL, NULL, &DECODE},
+    {"classifier", test_classifier, NULL, NULL, &CLASSIFIER},
+    {"span", test_span_by_hand, NULL, NULL, &SPAN},
+    {"squared_error", NULL, NULL, NULL, &SQUARED_ERROR},
+    {"tanh", test_tanh_in_place, NULL, NULL, &TANH},
+    {"embedding", test_embedding_bytes, NULL, NULL, &EMBEDDING},
+    {"gelu", NULL, NULL, NULL, &GELU},
+    {"matmul", test_matmul, grad_matmul_gelu, bench_matmul, &MATMUL, &MATMUL_GELU},
 #ifdef __CUDACC__
-    {"matmul_epilogue", test_matmul_epilogue, NULL, NULL},
+    {"matmul_epilogue", NULL, NULL, NULL, &MATMUL_EPILOGUE_BIAS, &MATMUL_EPILOGUE},
 #endif
-    {"next_sentence", test_next_sentence, grad_next_sentence, bench_next_sentence},
-    {"accuracy", test_accuracy, NULL, bench_accuracy},
-    {"interaction", test_interaction, grad_interaction, bench_interaction},
-    {"linear_bce", test_linear_bce, grad_linear_bce, bench_linear_bce},
+    {"next_sentence", test_next_sentence, NULL, NULL, &NEXT_SENTENCE},
+    {"accuracy", test_accuracy, NULL, NULL, &ACCURACY},
+    {"interaction", NULL, NULL, NULL, &INTERACTION},
+    {"linear_bce", NULL, NULL, NULL, &LINEAR_BCE},
     {"embedding_rows", test_embedding_rows, NULL, bench_embedding_rows},
     {"matmul_relu", test_matmul_relu, NULL, NULL},
     {"matmul_parts", test_matmul_parts, NULL, NULL},
@@ -102,6 +103,7 @@ static const OpRow TABLE[] = {
 
 int main(int argc, char** argv) {
     static const char* const MODES[] = {"test", "grad", "bench"};
+    static void (*const OF_DECLARED[])(Harness*, const Op*) = {op_test, op_grad, op_bench};
     int command = 0, known = 0;
     while (argc > 1 && command < 3 && strcmp(argv[1], MODES[command]) != 0) command++;
     if (argc < 2 || argc > 5 || argc == 4 || command == 3) die(USAGE, "usage: ops test|grad|bench [op] [GB/s TFLOP/s]");
@@ -125,6 +127,8 @@ int main(int argc, char** argv) {
         void (*run)(Harness*) = command == 0 ? row->test : command == 1 ? row->grad : row->bench;
         known = 1;
         h.op = row->op;
+        if (row->declared) OF_DECLARED[command](&h, row->declared);
+        if (row->also) OF_DECLARED[command](&h, row->also);
         if (run) run(&h);
         case_free(&h);  // a bench need not open cases
     }

@@ -6,31 +6,18 @@
 #if defined(EXERCISE_gelu_forward) || defined(EXERCISE_gelu_backward)
 #include "dev/ops/gelu.h"
 
-static GeluCase exercise_gelu(Harness* h) {
-    GeluCase g = {.kind = GELU_TANH, .mode = SET, .ctx = &h->ctx};
-    case_begin(h, "gelu bench");
-    g.x = input(h, 256 * 3072, 1.0);
-    g.dy = input(h, 256 * 3072, 1.0);
-    g.y = output(h, 256 * 3072, SET);
-    return g;
-}
+#ifdef EXERCISE_gelu_forward
+enum { EXERCISE_PASS = 0 };
+#else
+enum { EXERCISE_PASS = 1 };
+#endif
+
+static void exercise_test(Harness* h) { op_test_pass(h, &GELU, EXERCISE_PASS); }
 
 static void exercise_bench(Harness* h) {
-    GeluCase g = exercise_gelu(h);
-#ifdef EXERCISE_gelu_forward
-    exercise_time("256 rows of 3072 channels", gelu_run_forward, &g);
-#else
-    exercise_time("256 rows of 3072 channels", gelu_run_backward, &g);
-#endif
+    const Pass* pass = &GELU.passes[EXERCISE_PASS];
+    exercise_time("256 rows of 3072 channels", pass->run, op_case(h, &GELU, pass, GELU_CPU, OP_PLAIN));
 }
-#endif
-
-#ifdef EXERCISE_gelu_forward
-static void exercise_test(Harness* h) { test_gelu_forward(h); }
-#endif
-
-#ifdef EXERCISE_gelu_backward
-static void exercise_test(Harness* h) { test_gelu_backward(h); }
 #endif
 
 #ifdef EXERCISE_softmax_backward
@@ -82,67 +69,61 @@ static void exercise_bench(Harness* h) {
 #if defined(EXERCISE_layernorm_forward) || defined(EXERCISE_layernorm_backward)
 #include "dev/ops/layernorm.h"
 
-static void exercise_bench(Harness* h) {
-    case_begin(h, "layernorm bench");
-    LayernormCase* k = layernorm_case(h, 1024, 768, SET, SET, 0);
-    layernorm_forward_ref(k->y.host, k->mean.host, k->rstd.host, k->x.host, k->w.host, k->b.host, k->size,
-                          LAYERNORM_EPS);
 #ifdef EXERCISE_layernorm_forward
-    exercise_time("1024 rows of 768 channels", layernorm_run_forward, k);
+enum { EXERCISE_PASS = 0 };
 #else
-    exercise_time("1024 rows of 768 channels", layernorm_run_backward, k);
-#endif
-}
+enum { EXERCISE_PASS = 1 };
 #endif
 
-#ifdef EXERCISE_layernorm_forward
 static void exercise_test(Harness* h) {
-    test_layernorm_sizes(h, test_layernorm_forward);
-    test_layernorm_precision(h);
+    op_test_pass(h, &LAYERNORM, EXERCISE_PASS);
+    if (EXERCISE_PASS == 0) test_layernorm_precision(h);
 }
-#endif
 
-#ifdef EXERCISE_layernorm_backward
-static void exercise_test(Harness* h) { test_layernorm_sizes(h, test_layernorm_backward_modes); }
+static void exercise_bench(Harness* h) {
+    exercise_time("1024 rows of 768 channels", LAYERNORM.passes[EXERCISE_PASS].run,
+                  layernorm_case(h, &LAYERNORM, EXERCISE_PASS, 1024, 768, 0));
+}
 #endif
 
 #ifdef EXERCISE_classifier_backward
 #include "dev/ops/classifier.h"
 
-static void exercise_test(Harness* h) { test_classifier(h); }
+static void exercise_test(Harness* h) {
+    op_test_pass(h, &CLASSIFIER, 1);
+    test_classifier_of(h, 1);
+}
 
 static void exercise_bench(Harness* h) {
-    case_begin(h, "classifier bench");
-    ClassifierCase c = classifier_case(h, 64, 50257, 50304, 1.0, SET);
-    exercise_time("64 rows of 50257 logits", classifier_run_backward, &c);
+    exercise_time("64 rows of 50257 logits", classifier_run_backward, classifier_case(h, 1, 64, 50257, 50304));
 }
 #endif
 
 #ifdef EXERCISE_embedding_backward
 #include "dev/ops/embedding.h"
 
-static void exercise_test(Harness* h) { test_embedding_both(h, 2); }
+// Without dropout.
+static void exercise_test(Harness* h) {
+    Op op = EMBEDDING;
+    op.rates[1] = 0;
+    op_test_pass(h, &op, 1);
+}
 
 static void exercise_bench(Harness* h) {
-    static const int LENGTHS[] = {256, 256, 256, 256};
-    EmbeddingSizes sizes = {5000, 256, 0, 768, -1};
-    case_begin(h, "embedding bench");
-    EmbeddingCase e = embedding_case(h, LENGTHS, 4, sizes, 0, ADD, ADD);
-    exercise_time("1024 rows of 768 channels", embedding_run_backward, &e);
+    static const int ROW[] = {1024, 4, 5000, 768, 400, 0, -1, TOKENS_RANDOM};
+    const Pass* pass = &EMBEDDING.passes[1];
+    exercise_time("1024 rows of 768 channels", pass->run, op_case(h, &EMBEDDING, pass, ROW, OP_PLAIN));
 }
 #endif
 
 #ifdef EXERCISE_matmul_forward
 #include "dev/ops/matmul.h"
 
-static void exercise_test(Harness* h) { test_matmul_forward_shapes(h); }
+static void exercise_test(Harness* h) { op_test_pass(h, &MATMUL, 0); }
 
 static void exercise_bench(Harness* h) {
-    MatmulShape shape = {256, 768, 768};
-    case_begin(h, "matmul bench");
-    MatmulCase m = matmul_case(h, shape, SET);
-    m.y = output(h, matmul_size(shape.N, shape.OC), SET);
-    exercise_time("N=256 IC=768 OC=768", matmul_run_forward, &m);
+    static const int ROW[] = {256, 768, 768};
+    exercise_time("N=256 IC=768 OC=768", matmul_run_forward, matmul_case(h, &MATMUL, 0, ROW, SET, 1));
 }
 #endif
 

@@ -1,9 +1,10 @@
-/* adamw: test and bench; with it the stochastic rounding that it does where there are no master weights. */
+/* adamw: test and bench, and what the other optimizers share with it. */
 #ifndef DEV_OPS_ADAMW_H
 #define DEV_OPS_ADAMW_H
 
 #include "harness.h"
 #include "llmc/ops/adamw.h"
+#include "rounding.h"
 
 // Two spans that decay, two that do not, pads between them and at the end; the second needs several blocks.
 static const ParamSpan ADAMW_SPANS[] = {{0, 100, 1}, {128, 40000, 1}, {40192, 33, 0}, {40320, 1, 0}};
@@ -12,8 +13,12 @@ static const ParamSpan ADAMW_SPANS[] = {{0, 100, 1}, {128, 40000, 1}, {40192, 33
 // Where floatX is narrow the parameters have a master copy in full precision; elsewhere it is not used.
 enum { ADAMW_HAS_MASTER = sizeof(floatX) < sizeof(real) };
 
-typedef struct {
+// The same for LAMB and Muon (lamb.h, muon.h), which set run, state and want.
+typedef struct AdamWCase {
     Array p, m, v, g, master;
+    void (*run)(void* state);
+    void* state;
+    void (*want)(struct AdamWCase* k, AdamWRefState reference);
     double norm, scale;  // of g; what g carries
     int64_t update;      // its number
     AdamWStep* step;     // on the device
@@ -26,8 +31,26 @@ typedef struct {
     Context* ctx;
 } AdamWCase;
 
+// What an update writes: parameters, moments, and the parameters in full precision where they have a copy.
+enum { ADAMW_WRITTEN = 4 };
+static const char* const ADAMW_NAMES[ADAMW_WRITTEN] = {"params", "m", "v", "master"};
+
+static inline Array adamw_written(const AdamWCase* k, int i) {
+    return i == 0 ? k->p : i == 1 ? k->m : i == 2 ? k->v : k->master;
+}
+
+static inline void adamw_restore(const AdamWCase* k) {
+    for (int i = 0; i < ADAMW_WRITTEN; i++) array_restore(adamw_written(k, i));
+}
+
+static inline void adamw_run(void* state);
+static inline void adamw_want(AdamWCase* k, AdamWRefState reference) {
+    adamw_update_ref(reference, k->norm, 1, k->update, k->spans, k->count, k->h);
+}
+
 static inline AdamWCase* adamw_case(Harness* h, size_t n, const ParamSpan* spans, int count) {
     AdamWCase* k = (AdamWCase*)case_memory(h, sizeof *k);
+    k->run = adamw_run, k->state = k, k->want = adamw_want;
     k->p = input(h, n, 1.0);
     k->m = input(h, n, 0.1);
     k->v = input(h, n, 0.1);
@@ -84,6 +107,75 @@ static inline AdamWState adamw_state(AdamWCase* k, OptimizerSettings of_step) {
 static inline void adamw_run(void* state) {
     AdamWCase* k = (AdamWCase*)state;
     adamw_update(adamw_state(k, k->h), k->p.n, k->device_spans, k->count, k->h, k->ctx);
+}
+
+// What the reference makes of the case's state as it is now.
+static inline AdamWRefState adamw_wanted(Harness* h, AdamWCase* k) {
+    AdamWRefState reference = {copy_of(h, k->p), copy_of(h, k->m), copy_of(h, k->v), k->g.host};
+    k->want(k, reference);
+    return reference;
+}
+
+// Elements outside of the spans whose bits are others than at first.
+static inline size_t adamw_touched(const AdamWCase* k, Array a) {
+    size_t touched = 0, end = 0;
+    for (int s = 0; s <= k->count; s++) {
+        size_t next = s < k->count ? k->spans[s].offset : a.n;
+        for (; end < next; end++) touched += memcmp(a.host + end, a.initial + end, sizeof(real)) != 0;
+        if (s < k->count) end += k->spans[s].size;
+    }
+    return touched;
+}
+
+static inline void adamw_expect(Harness* h, AdamWCase* k, AdamWRefState want, double tol) {
+    size_t touched = 0;
+    expect_close(h, "params", k->p, want.params, tol);
+    if (k->has_master) expect_close(h, "master", k->master, want.params, tol);
+    expect_close(h, "m", k->m, want.m, tolerance(5e-7));
+    expect_close(h, "v", k->v, want.v, tolerance(5e-7));
+    for (int i = 0; i < ADAMW_WRITTEN; i++) touched += adamw_touched(k, adamw_written(k, i));
+    expect_true(h, "pads keep their bits", touched == 0);
+}
+
+static inline void adamw_run_for_any_threads(Harness* h, AdamWCase* k) {
+    Array written[ADAMW_WRITTEN];
+    for (int i = 0; i < ADAMW_WRITTEN; i++) written[i] = adamw_written(k, i);
+    expect_same_for_any_threads(h, "update", k->run, k->state, written, k->has_master ? 4 : 3);
+}
+
+// The launcher against the reference.
+static inline void adamw_check(Harness* h, AdamWCase* k, double tol) {
+    AdamWRefState want = adamw_wanted(h, k);
+    adamw_run_for_any_threads(h, k);
+    adamw_expect(h, k, want, tol);
+}
+
+// Equalities of an optimizer, whose cases `make` makes.
+static inline void test_optimizer(Harness* h, const char* name, AdamWCase* (*make)(Harness* h)) {
+    // Gradients that carry a loss scale, the norm none: a power of two changes no bit.
+    case_begin(h, "%s/update gradients 1024 times too large", name);
+    AdamWCase* k = make(h);
+    real* want[ADAMW_WRITTEN];
+    k->run(k->state);
+    for (int i = 0; i < ADAMW_WRITTEN; i++) want[i] = copy_of(h, adamw_written(k, i));
+    adamw_restore(k);
+    for (size_t i = 0; i < k->g.n; i++) k->g.host[i] *= 1024;
+    k->scale = 1024;
+    array_upload_real(k->g);
+    k->run(k->state);
+    for (int i = 0; i < ADAMW_WRITTEN; i++) expect_equal(h, ADAMW_NAMES[i], adamw_written(k, i), want[i]);
+    case_end(h);
+
+    static const double ODD[] = {NAN, INFINITY};
+    for (size_t o = 0; o < COUNT_OF(ODD); o++) {
+        case_begin(h, "%s/update gradient norm is %g: nothing moves", name, ODD[o]);
+        k = make(h);
+        k->norm = ODD[o];
+        k->run(k->state);
+        for (int i = 0; i < ADAMW_WRITTEN; i++)
+            expect_equal(h, ADAMW_NAMES[i], adamw_written(k, i), adamw_written(k, i).initial);
+        case_end(h);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -148,125 +240,60 @@ static inline void test_adamw_shards(Harness* h) {
             AdamWCase* k = adamw_case(h, SHARDED_SIZE, SHARDED_SPANS, (int)COUNT_OF(SHARDED_SPANS));
             k->has_master = has_master;
             k->h.rounding = rng_stream(7, 1, 0, SITE_ROUNDING);
-            Array written[] = {k->p, k->m, k->v, k->master};
-            static const char* const names[] = {"params", "m", "v", "master"};
-            real* want[4];
+            real* want[ADAMW_WRITTEN];
             adamw_run(k);
-            for (int i = 0; i < 4; i++) want[i] = copy_of(h, written[i]), array_restore(written[i]);
+            for (int i = 0; i < ADAMW_WRITTEN; i++) want[i] = copy_of(h, adamw_written(k, i));
+            adamw_restore(k);
             AdamWShard* shard = adamw_shards(h, adamw_state(k, k->h), k->spans, k->count, cut);
             for (int i = 0; i < cut->shards; i++)
                 adamw_update(shard[i].a, shard[i].n, shard[i].spans, shard[i].count, k->h, k->ctx);
-            for (int i = 0; i < 4; i++) expect_equal(h, names[i], written[i], want[i]);
+            for (int i = 0; i < ADAMW_WRITTEN; i++) expect_equal(h, ADAMW_NAMES[i], adamw_written(k, i), want[i]);
             case_end(h);
         }
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Stochastic rounding
+// Without master weights
 
-typedef struct {
-    const char* name;
-    uint16_t (*round)(float x, uint32_t random);
-    int precision, least, largest;  // bits of the significand; exponents of the smallest normal number and the largest
-} NarrowType;
-
-static const NarrowType CAST_BF16_TYPES[] = {{"bf16", round_randomly_to_bf16, 8, -126, 127},
-                                             {"fp16", round_randomly_to_fp16, 11, -14, 15}};
-
-static inline double narrow_value(const NarrowType* type, uint16_t bits) {
-    int stored = type->precision - 1, exponent = (bits & 0x7fff) >> stored, rest = bits & ((1 << stored) - 1);
-    double size = exponent == 0 ? ldexp(rest, type->least - stored)
-                                : ldexp(rest + (1 << stored), exponent - 1 + type->least - stored);
-    if (exponent == type->largest - type->least + 2) size = rest ? NAN : INFINITY;
-    return bits & 0x8000 ? -size : size;
+// Whether a parameter without a master copy is rounded by the bits of (key, element).
+static inline int adamw_is_keyed(const AdamWCase* k, const real* got, const real* want, size_t i) {
+    uint16_t bits = narrow_type()->round((float)want[i], adamw_bits(k->h.rounding, i / 4).v[i % 4]);
+    return (double)got[i] == narrow_value(narrow_type(), bits);
 }
 
-// The distance between the numbers of the type around x.
-static inline double narrow_gap(const NarrowType* type, double x) {
-    int exponent;
-    frexp(x, &exponent);
-    return ldexp(1, max_int(exponent - 1, type->least) - (type->precision - 1));
-}
-
-// The largest number of the type that is no further from zero than x.
-static inline double narrow_toward_zero(const NarrowType* type, double x) {
-    double gap = narrow_gap(type, x);
-    return trunc(x / gap) * gap;
-}
-
-static inline void test_rounding(Harness* h) {
-    static const float VALUES[] = {1.0f,   1.001f, -3.14159f, 1.9999f,  1e-3f,     6.2e-5f, 6.1e-5f, -2.3e-7f, 1e-7f,
-                                   -3e-8f, 1e-9f,  1234.567f, 65000.3f, -65504.0f, 0.0f,    -0.0f,   1e-39f,   1e30f};
-    enum { DRAWS = 100000 };
-    for (size_t i = 0; i < COUNT_OF(CAST_BF16_TYPES); i++) {
-        const NarrowType* type = &CAST_BF16_TYPES[i];
-        case_begin(h, "adamw/rounding to %s", type->name);
-        for (size_t k = 0; k < COUNT_OF(VALUES); k++) {
-            float x = VALUES[k];
-            if (fabs((double)x) >= ldexp(1, type->largest + 1)) continue;
-            char what[64];
-            double low = narrow_toward_zero(type, x), gap = narrow_gap(type, x), high = low, mean = 0;
-            int neighbours = 1, differ = 0;
-            uint16_t first = type->round(x, 0);
-            if (low != (double)x) high += x < 0 ? -gap : gap;
-            for (int d = 0; d < DRAWS; d++) {
-                Philox random = philox((uint32_t)d, 0, 0, 0, h->key);
-                uint16_t bits = type->round(x, random.v[0]);
-                double got = narrow_value(type, bits);
-                neighbours &= (got == low || got == high) && bits >> 15 == (signbit(x) != 0);
-                differ |= bits != first;
-                mean += (got - (double)x) / DRAWS;
-            }
-            snprintf(what, sizeof what, "%g becomes one of its neighbours", (double)x);
-            expect_true(h, what, neighbours);
-            snprintf(what, sizeof what, "%g is exact, or comes out both ways", (double)x);
-            expect_true(h, what, differ == (low != high));
-            double share = ((double)x - low) / (x < 0 ? -gap : gap);
-            snprintf(what, sizeof what, "mean of %g within five deviations", (double)x);
-            expect_true(h, what, fabs(mean) <= 5 * gap * sqrt(share * (1 - share) / DRAWS));
-        }
-        static const uint32_t random[] = {0, 0x1fff, 0xffff, 0xffffffffu};
-        for (size_t k = 0; k < COUNT_OF(random); k++) {
-            float largest = (float)narrow_value(type, (uint16_t)(type->precision == 8 ? 0x7f7f : 0x7bff));
-            uint16_t infinite = type->round(-INFINITY, random[k]), nan = type->round((float)NAN, random[k]);
-            expect_true(h, "infinity stays", narrow_value(type, infinite) == -INFINITY);
-            expect_true(h, "NaN stays", isnan(narrow_value(type, nan)));
-            expect_true(h, "the largest number stays", narrow_value(type, type->round(largest, random[k])) == largest);
-            if (type->precision == 8) continue;
-            expect_true(h, "beyond it: infinity", narrow_value(type, type->round(70000, random[k])) == INFINITY);
-        }
-        case_end(h);
-    }
+// For a case without master weights: after an update. A sum in another order may fall on the other side of the random
+// bits, once in about a thousand.
+static inline void adamw_expect_keyed(Harness* h, const AdamWCase* k, const real* want) {
+    size_t as_keyed = 0, elements = 0;
+    array_download(k->p);
+    for (int s = 0; s < k->count; s++)
+        for (size_t i = k->spans[s].offset; i < k->spans[s].offset + k->spans[s].size; i++, elements++)
+            as_keyed += adamw_is_keyed(k, k->p.host, want, i);
+    expect_true(h, "the bits are those of (key, element)", (double)as_keyed >= 0.99 * (double)elements);
 }
 
 // The kernel without master weights, against the reference and the functions above.
 static inline void test_adamw_rounded(Harness* h) {
-    const NarrowType* type = &CAST_BF16_TYPES[strcmp(FLOATX_NAME, "F16") == 0];
+    const NarrowType* type = narrow_type();
     enum { KEYS = 64 };
     case_begin(h, "adamw/update without master weights");
     AdamWCase* k = adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
     k->has_master = 0;
-    double *want = (double*)case_memory(h, k->p.n * sizeof(double)), excess = 0, variance = 0;
-    real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v), *before = NULL;
-    AdamWRefState reference = {p, m, v, k->g.host};
-    adamw_update_ref(reference, k->norm, 1, 1, k->spans, k->count, k->h);
-    for (size_t i = 0; i < k->p.n; i++) want[i] = (double)p[i];
+    double excess = 0, variance = 0;
+    const real *want = adamw_wanted(h, k).params, *before = NULL;
     size_t far = 0, as_keyed = 0, changed = 0;
     for (uint64_t key = 1; key <= KEYS; key++) {
-        Array written[] = {k->p, k->m, k->v};
         k->h.rounding = rng_stream(7, key, 0, SITE_ROUNDING);
-        for (size_t i = 0; i < COUNT_OF(written); i++) array_restore(written[i]);
-        if (key == 1) expect_same_for_any_threads(h, "rounding", adamw_run, k, written, COUNT_OF(written));
+        adamw_restore(k);
+        if (key == 1) adamw_run_for_any_threads(h, k);
         else adamw_run(k);
         real* got = copy_of(h, k->p);
         for (size_t i = 0; i < k->p.n; i++) {
-            double low = narrow_toward_zero(type, want[i]), gap = narrow_gap(type, want[i]);
-            double share = fabs(want[i] - low) / gap;
-            uint16_t rounded = type->round((float)want[i], adamw_bits(k->h.rounding, i / 4).v[i % 4]);
-            far += !(fabs((double)got[i] - want[i]) <= gap * 1.001);
-            as_keyed += (double)got[i] == narrow_value(type, rounded);
+            double w = (double)want[i], gap = narrow_gap(type, w), share = fabs(w - narrow_toward_zero(type, w)) / gap;
+            far += !(fabs((double)got[i] - w) <= gap * 1.001);
+            as_keyed += adamw_is_keyed(k, got, want, i);
             changed += before && before[i] != got[i];
-            excess += ((double)got[i] - want[i]) / gap;
+            excess += ((double)got[i] - w) / gap;
             variance += share * (1 - share);
         }
         before = got;
@@ -293,18 +320,17 @@ static inline void test_adamw_variants(Harness* h) {
         case_begin(h, "adamw/update rates of spans, long gaps%s", cautious ? ", cautious" : "");
         AdamWCase* k = adamw_case(h, ADAMW_SIZE, SPANS, (int)COUNT_OF(SPANS));
         k->h.cautious = cautious;
-        real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v);
-        AdamWRefState reference = {p, m, v, k->g.host};
-        adamw_update_ref(reference, k->norm, 1, 1, k->spans, k->count, k->h);
+        AdamWRefState want = adamw_wanted(h, k);
         AdamWState a = adamw_state(k, k->h);
         a.updated = 3301;
         adamw_update(a, k->p.n, k->device_spans, k->count, k->h, k->ctx);
-        expect_close(h, "params", k->p, p, tolerance(1e-6));
-        if (ADAMW_HAS_MASTER) expect_close(h, "master", k->master, p, tolerance(1e-6));
-        expect_close(h, "m", k->m, m, tolerance(5e-7));
-        expect_close(h, "v", k->v, v, tolerance(5e-7));
+        adamw_expect(h, k, want, tolerance(1e-6));
         case_end(h);
     }
+}
+
+static inline AdamWCase* adamw_usual_case(Harness* h) {
+    return adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
 }
 
 static inline void test_adamw_update(Harness* h) {
@@ -312,36 +338,17 @@ static inline void test_adamw_update(Harness* h) {
     for (size_t i = 0; i < COUNT_OF(STEPS); i++)
         for (int clipped = 0; clipped < 2; clipped++) {
             case_begin(h, "adamw/update step=%lld %s", (long long)STEPS[i], clipped ? "clipped" : "not clipped");
-            AdamWCase* k = adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
+            AdamWCase* k = adamw_usual_case(h);
             k->update = STEPS[i];
             k->h.max_norm = clipped ? 1 : 0;
-            real *p = copy_of(h, k->p), *m = copy_of(h, k->m), *v = copy_of(h, k->v);
-            AdamWRefState reference = {p, m, v, k->g.host};
-            adamw_update_ref(reference, k->norm, 1, STEPS[i], k->spans, k->count, k->h);
-            Array written[] = {k->p, k->m, k->v, k->master};
-            expect_same_for_any_threads(h, "update", adamw_run, k, written, 4);
-            expect_close(h, "params", k->p, p, tolerance(1e-6));
-            if (ADAMW_HAS_MASTER) expect_close(h, "master", k->master, p, tolerance(1e-6));
-            expect_close(h, "m", k->m, m, tolerance(5e-7));
-            expect_close(h, "v", k->v, v, tolerance(5e-7));
-            size_t end = 0, touched = 0;  // between the spans
-            for (int s = 0; s <= k->count; s++) {
-                size_t next = s < k->count ? k->spans[s].offset : k->p.n;
-                for (; end < next; end++)
-                    touched += memcmp(k->p.host + end, k->p.initial + end, sizeof(real)) != 0 ||
-                               memcmp(k->master.host + end, k->master.initial + end, sizeof(real)) != 0 ||
-                               memcmp(k->m.host + end, k->m.initial + end, sizeof(real)) != 0 ||
-                               memcmp(k->v.host + end, k->v.initial + end, sizeof(real)) != 0;
-                if (s < k->count) end += k->spans[s].size;
-            }
-            expect_true(h, "pads keep their bits", touched == 0);
+            adamw_check(h, k, tolerance(1e-6));
             case_end(h);
         }
 
     // By hand: at step 1 from m = v = 0, m / (1 - beta1) = g and v / (1 - beta2) = g^2, so p moves by
     // lr * g / (|g| + eps), after it shrank by lr * weight_decay where decay applies.
     case_begin(h, "adamw/update first step, worked out by hand");
-    AdamWCase* k = adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
+    AdamWCase* k = adamw_usual_case(h);
     k->h.max_norm = 0;
     memset(k->m.host, 0, k->m.n * sizeof(real));
     memset(k->v.host, 0, k->v.n * sizeof(real));
@@ -358,44 +365,16 @@ static inline void test_adamw_update(Harness* h) {
 
     // A norm below max_norm does not scale the gradient: the same bits as without clipping.
     case_begin(h, "adamw/update norm below max_norm");
-    k = adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
+    k = adamw_usual_case(h);
     k->h.max_norm = 1e9;
     adamw_run(k);
     p = copy_of(h, k->p);
-    array_restore(k->p), array_restore(k->m), array_restore(k->v), array_restore(k->master);
+    adamw_restore(k);
     k->h.max_norm = 0;
     adamw_run(k);
     expect_equal(h, "params", k->p, p);
     case_end(h);
-
-    // Gradients that carry a loss scale, the norm none: a power of two changes no bit.
-    case_begin(h, "adamw/update gradients 1024 times too large");
-    k = adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
-    adamw_run(k);
-    p = copy_of(h, k->p);
-    real *m = copy_of(h, k->m), *v = copy_of(h, k->v);
-    array_restore(k->p), array_restore(k->m), array_restore(k->v), array_restore(k->master);
-    for (size_t i = 0; i < k->g.n; i++) k->g.host[i] *= 1024;
-    k->scale = 1024;
-    array_upload_real(k->g);
-    adamw_run(k);
-    expect_equal(h, "params", k->p, p);
-    expect_equal(h, "m", k->m, m);
-    expect_equal(h, "v", k->v, v);
-    case_end(h);
-
-    static const double ODD[] = {NAN, INFINITY};
-    for (size_t i = 0; i < COUNT_OF(ODD); i++) {
-        case_begin(h, "adamw/update gradient norm is %g: nothing moves", ODD[i]);
-        k = adamw_case(h, ADAMW_SIZE, ADAMW_SPANS, (int)COUNT_OF(ADAMW_SPANS));
-        k->norm = ODD[i];
-        adamw_run(k);
-        expect_equal(h, "params", k->p, k->p.initial);
-        expect_equal(h, "master", k->master, k->master.initial);
-        expect_equal(h, "m", k->m, k->m.initial);
-        expect_equal(h, "v", k->v, k->v.initial);
-        case_end(h);
-    }
+    test_optimizer(h, "adamw", adamw_usual_case);
 }
 
 static inline void test_adamw(Harness* h) {
@@ -407,19 +386,11 @@ static inline void test_adamw(Harness* h) {
 }
 
 static inline void bench_adamw(Harness* h) {
-    size_t n = (size_t)(HAS_DEVICE_MEMORY ? 64 : 8) << 20;
-    char shapes[64];
-    snprintf(shapes, sizeof shapes, "n=%zu", n);
     ParamSpan* span = (ParamSpan*)case_memory(h, sizeof *span);
-    span->size = n;
-    span->decay = 1;
-    AdamWCase* k = adamw_case(h, n, span, 1);
-    bench_report(h, "adamw_update", shapes, bench_seconds(h, adamw_run, k), ADAMW_UPDATE_FLOPS(n),
-                 ADAMW_UPDATE_BYTES(n, ADAMW_HAS_MASTER));
-    if (!ADAMW_HAS_MASTER) return;
-    k->has_master = 0;
-    bench_report(h, "adamw_update, no master", shapes, bench_seconds(h, adamw_run, k), ADAMW_UPDATE_FLOPS(n),
-                 ADAMW_UPDATE_BYTES(n, 0));
+    span->size = (size_t)(HAS_DEVICE_MEMORY ? 64 : 8) << 20, span->decay = 1;
+    AdamWCase* k = adamw_case(h, span->size, span, 1);
+    for (k->has_master = ADAMW_HAS_MASTER; k->has_master >= 0; k->has_master--)
+        bench(h, ADAMW_HAS_MASTER && !k->has_master ? ", no master" : "", adamw_run, k);
 }
 
 #endif

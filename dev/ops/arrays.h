@@ -30,6 +30,10 @@ typedef struct {
     real* device_real;  // for the launchers: what stays in full precision (statistics, losses, moments)
     real* initial;      // host copy of what it held at first
     size_t n;
+    real* want;  // of an op's output (op.h): what the reference makes of it
+    real*
+        magnitude;  // the sums of absolute values that its error is relative to; NULL: 1, or its own if that is larger
+    double slack;   // added to its tolerance
 #ifdef __CUDACC__
     floatX* seen;  // host copies of what the device buffers held at the last transfer
     real* seen_real;
@@ -243,11 +247,17 @@ static inline void array_restore(Array a) {
     array_upload_real(a);
 }
 
+// What a case has written to `host`, rounded to floatX, is what the array held at first.
+static inline void array_begin(Array a) {
+    array_upload(a);
+    if (a.n) memcpy(a.initial, a.host, a.n * sizeof(real));
+}
+
 static inline Array array_make(Harness* h, size_t n) {
     Array a;
     a.host = (real*)case_memory(h, n * sizeof(real));
     a.initial = (real*)case_memory(h, n * sizeof(real));
-    a.n = n;
+    a.n = n, a.want = a.magnitude = NULL, a.slack = 0;
 #ifdef __CUDACC__
     a.device = (floatX*)case_block(h, n * sizeof(floatX), ON_DEVICE);
     a.device_real = (real*)case_block(h, n * sizeof(real), ON_DEVICE);
@@ -329,6 +339,16 @@ static inline Sequences sequences_of(Harness* h, const int* lengths, int count, 
     s.sequence = sequence;
     s.position = position;
     return s;
+}
+
+// N rows in `count` sequences, of which every other one is about three times as long as its neighbour.
+static inline Sequences sequences_split(Harness* h, int N, int count, int first) {
+    int *lengths = int_array(h, (size_t)count), more = N / count / 2;
+    for (int i = 0; i < count; i++) {
+        lengths[i] = (int)((int64_t)N * (i + 1) / count - (int64_t)N * i / count);
+        if (i % 2 == 1) lengths[i - 1] += more, lengths[i] -= more;
+    }
+    return sequences_of(h, lengths, count, first);
 }
 
 // The same in device memory, for a bench.

@@ -156,23 +156,33 @@ static void attention_check_paths(Harness* h, AttentionCase* a, AttentionPath pa
     expect_close_to_sum(h, "materialized dqkv against flash", a->dqkv, flash, magnitude, 3 * unit + tolerance(3 * tol));
 }
 
-// A sequence among others gives the same bits as the same sequence alone.
-static void attention_check_packing(Harness* h, const AttentionCase* packed) {
+// Sequence b of a case alone, after both passes.
+static AttentionCase attention_alone(Harness* h, const AttentionCase* packed, int b) {
     size_t C = (size_t)(packed->shape.NH * packed->shape.HS);
+    int first = packed->s.cu_seqlens[b], length = packed->s.cu_seqlens[b + 1] - first;
+    AttentionCase alone = attention_case(h, &length, 1, packed->shape.NH, packed->shape.HS, packed->shape.mask, 0, 1.0);
+    alone.s.first = packed->s.first + (packed->s.is_numbered_by_row ? first : b);
+    alone.shape.dropout = packed->shape.dropout;
+    memcpy(alone.qkv.host, packed->qkv.host + (size_t)first * 3 * C, alone.qkv.n * sizeof(real));
+    memcpy(alone.dout.host, packed->dout.host + (size_t)first * C, alone.dout.n * sizeof(real));
+    array_upload(alone.qkv);
+    array_upload(alone.dout);
+    attention_run_forward(&alone);
+    attention_run_backward(&alone);
+    return alone;
+}
+
+// A sequence among others gives the same bits as the same sequence alone.
+static void attention_expect_alone(Harness* h, const AttentionCase* packed, const AttentionCase* alone, int b) {
+    size_t first = (size_t)packed->s.cu_seqlens[b], C = (size_t)(packed->shape.NH * packed->shape.HS);
+    expect_equal(h, "out of a sequence alone", alone->out, packed->out.host + first * C);
+    expect_equal(h, "dqkv of a sequence alone", alone->dqkv, packed->dqkv.host + first * 3 * C);
+}
+
+static void attention_check_packing(Harness* h, const AttentionCase* packed) {
     for (int b = 0; b < packed->s.count; b++) {
-        int first = packed->s.cu_seqlens[b], length = packed->s.cu_seqlens[b + 1] - first;
-        AttentionCase alone =
-            attention_case(h, &length, 1, packed->shape.NH, packed->shape.HS, packed->shape.mask, 0, 1.0);
-        alone.s.first = packed->s.first + (packed->s.is_numbered_by_row ? first : b);
-        alone.shape.dropout = packed->shape.dropout;
-        memcpy(alone.qkv.host, packed->qkv.host + (size_t)first * 3 * C, alone.qkv.n * sizeof(real));
-        memcpy(alone.dout.host, packed->dout.host + (size_t)first * C, alone.dout.n * sizeof(real));
-        array_upload(alone.qkv);
-        array_upload(alone.dout);
-        attention_run_forward(&alone);
-        attention_run_backward(&alone);
-        expect_equal(h, "out of a sequence alone", alone.out, packed->out.host + (size_t)first * C);
-        expect_equal(h, "dqkv of a sequence alone", alone.dqkv, packed->dqkv.host + (size_t)first * 3 * C);
+        AttentionCase alone = attention_alone(h, packed, b);
+        attention_expect_alone(h, packed, &alone, b);
     }
 }
 
@@ -309,7 +319,7 @@ static void test_attention(Harness* h) {
 // Documents with dropout, at a length where one thread for each pair of a row's tokens would be too many: -t 8192 -b 16
 // --doc-mask 1 and 16 heads. The CPU takes as many documents of another length.
 static void test_attention_documents(Harness* h) {
-    enum { B = 16, T = HAS_DEVICE_MEMORY ? 8192 : 128, NH = 16, HS = 8, C = NH * HS };
+    enum { B = 16, T = HAS_DEVICE_MEMORY ? 8192 : 128, NH = 16, HS = 8 };
     int lengths[1024], count = attention_documents(lengths, COUNT_OF(lengths), B, T);
     case_begin(h, "attention_documents/B=%d T=%d NH=%d documents=%d", B, T, NH, count);
     AttentionCase a = attention_case(h, lengths, count, NH, HS, CAUSAL, 0.1, 1.0);
@@ -320,42 +330,24 @@ static void test_attention_documents(Harness* h) {
     array_download(a.out), array_download(a.dqkv);
     for (int b = 0; b < count; b += 20) {
         if (lengths[b] > T / 8) continue;  // the references take their time
-        size_t first = (size_t)a.s.cu_seqlens[b];
-        AttentionCase alone = attention_case(h, &lengths[b], 1, NH, HS, CAUSAL, 0, 1.0);
-        alone.s.first = a.s.first + (int)first;
-        alone.shape.dropout = a.shape.dropout;
-        memcpy(alone.qkv.host, a.qkv.host + first * 3 * C, alone.qkv.n * sizeof(real));
-        memcpy(alone.dout.host, a.dout.host + first * C, alone.dout.n * sizeof(real));
-        array_upload(alone.qkv), array_upload(alone.dout);
+        AttentionCase alone = attention_alone(h, &a, b);
         real *out = copy_of(h, alone.out), *lse = copy_of(h, alone.lse), *dqkv = copy_of(h, alone.dqkv);
         attention_forward_ref(out, lse, alone.qkv.host, &alone.s, alone.shape);
         attention_backward_ref(dqkv, alone.dout.host, alone.qkv.host, &alone.s, alone.shape);
-        attention_run_forward(&alone);
-        attention_run_backward(&alone);
         double rounding = attention_rounding(&alone);
         expect_close(h, "out", alone.out, out, tolerance(1e-5) + rounding);
         expect_close(h, "dqkv", alone.dqkv, dqkv, tolerance(3e-5) + 3 * rounding);
-        expect_equal(h, "out of a document alone", alone.out, a.out.host + first * C);
-        expect_equal(h, "dqkv of a document alone", alone.dqkv, a.dqkv.host + first * 3 * C);
+        attention_expect_alone(h, &a, &alone, b);
     }
     case_end(h);
 }
 
-static double attention_loss_of(const AttentionCase* a) {
+static double attention_loss(void* state) {
+    AttentionCase* a = (AttentionCase*)state;
     double loss = 0;
+    attention_forward_ref(a->out.host, a->lse.host, a->qkv.host, &a->s, a->shape);
     for (size_t i = 0; i < a->out.n; i++) loss += (double)a->dout.host[i] * (double)a->out.host[i];
     return loss;
-}
-
-static double attention_loss(void* state) {
-    attention_run_forward(state);
-    return attention_loss_of((AttentionCase*)state);
-}
-
-static double attention_loss_ref(void* state) {
-    AttentionCase* a = (AttentionCase*)state;
-    attention_forward_ref(a->out.host, a->lse.host, a->qkv.host, &a->s, a->shape);
-    return attention_loss_of(a);
 }
 
 static void grad_attention(Harness* h) {
@@ -367,9 +359,9 @@ static void grad_attention(Harness* h) {
             AttentionCase a = attention_case(h, lengths, 3, 2, 3, (Mask)mask, p, 1.0);
             real* want = copy_of(h, a.dqkv);
             attention_backward_ref(want, a.dout.host, a.qkv.host, &a.s, a.shape);
-            expect_gradient(h, "dqkv of the reference", attention_loss_ref, &a, a.qkv.host, a.qkv.n, want, 1e-8);
             attention_run_forward(&a);
             attention_run_backward(&a);
+            expect_gradient(h, "dqkv of the reference", attention_loss, &a, a.qkv.host, a.qkv.n, want, 1e-8);
             expect_gradient(h, "dqkv", attention_loss, &a, a.qkv.host, a.qkv.n, a.dqkv.host, 1e-8);
             case_end(h);
         }
@@ -385,22 +377,17 @@ typedef struct {
 
 static void bench_attention_case(Harness* h, AttentionBench b) {
     int lengths[256];
-    char shapes[64];
+    char suffix[64];
     CHECK(b.B <= (int)COUNT_OF(lengths));
     for (int i = 0; i < b.B; i++) lengths[i] = b.T;
     case_begin(h, "attention bench");
     AttentionCase a = attention_case(h, lengths, b.B, b.NH, b.HS, b.mask, b.p, 1.0);
-    double pairs = attention_pairs(&a.s, a.shape.mask);
     a.s = resident_sequences(h, a.s);
-    snprintf(shapes, sizeof shapes, "B=%d T=%d NH=%d HS=%d %s p=%g%s", b.B, b.T, b.NH, b.HS,
-             b.mask == CAUSAL ? "CAUSAL" : "FULL", b.p, b.path == MATERIALIZED ? " materialized" : "");
     device_set_attention(a.ctx, b.path);
-    double seconds = bench_seconds(h, attention_run_forward, &a);
-    bench_report(h, "attention_forward", shapes, seconds, ATTENTION_FORWARD_FLOPS(pairs, b.NH, b.HS),
-                 ATTENTION_FORWARD_BYTES(a.s.rows, b.NH, b.HS));
-    seconds = bench_seconds(h, attention_run_backward, &a);
-    bench_report(h, "attention_backward", shapes, seconds, ATTENTION_BACKWARD_FLOPS(pairs, b.NH, b.HS),
-                 ATTENTION_BACKWARD_BYTES(a.s.rows, b.NH, b.HS));
+    snprintf(suffix, sizeof suffix, " B=%d T=%d NH=%d HS=%d %s p=%g%s", b.B, b.T, b.NH, b.HS,
+             b.mask == CAUSAL ? "CAUSAL" : "FULL", b.p, b.path == MATERIALIZED ? " materialized" : "");
+    bench(h, suffix, attention_run_forward, &a);
+    bench(h, suffix, attention_run_backward, &a);
     device_set_attention(a.ctx, FLASH);
     case_free(h);
 }

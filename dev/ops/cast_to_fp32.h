@@ -8,15 +8,15 @@
 typedef struct {
     Array params, master, copies;
     CastSpan* spans;
-    int has_master;
+    int has_master, count;
     size_t begin, n;  // of a shard
     Context* ctx;
 } CastToFp32Case;
 
 static inline void cast_to_fp32_run(void* state) {
     CastToFp32Case* k = (CastToFp32Case*)state;
-    cast_to_fp32(k->copies.device_real, k->params.device, k->has_master ? k->master.device_real : NULL, k->spans, 3,
-                 1000, k->ctx);
+    cast_to_fp32(k->copies.device_real, k->params.device, k->has_master ? k->master.device_real : NULL, k->spans,
+                 k->count, k->copies.n, k->ctx);
 }
 
 static inline void cast_to_fp32_run_shard(void* state) {
@@ -36,7 +36,7 @@ static inline void test_cast_to_fp32(Harness* h) {
         array_upload_real(k->master);
         k->spans = (CastSpan*)int_array(h, COUNT_OF(SPANS) * (sizeof(CastSpan) / sizeof(int)));
         memcpy(k->spans, SPANS, sizeof SPANS);
-        k->has_master = has_master, k->ctx = &h->ctx;
+        k->has_master = has_master, k->count = 3, k->ctx = &h->ctx;
         real* want = copy_of(h, k->copies);
         cast_to_fp32_ref(want, k->params.host, has_master ? k->master.host : NULL, SPANS, 3);
         expect_same_for_any_threads(h, "forward", cast_to_fp32_run, k, &k->copies, 1);
@@ -72,34 +72,18 @@ static inline void test_cast_to_fp32(Harness* h) {
     }
 }
 
-typedef struct {
-    Array params, master, copies;
-    CastSpan* spans;
-    int count;
-    Context* ctx;
-} CastToFp32Bench;
-
-static inline void cast_to_fp32_run_bench(void* state) {
-    CastToFp32Bench* k = (CastToFp32Bench*)state;
-    cast_to_fp32(k->copies.device_real, k->params.device, k->master.device_real, k->spans, k->count, k->copies.n,
-                 k->ctx);
-}
-
 // The layernorms of BERT-large, as far apart as its smallest tensors allow.
 static inline void bench_cast_to_fp32(Harness* h) {
     enum { COUNT = 50, C = 1024, APART = 128 * C };
     CastSpan spans[COUNT];
-    CastToFp32Bench k;
-    char shapes[64];
+    CastToFp32Case* k = (CastToFp32Case*)case_memory(h, sizeof *k);
     case_begin(h, "cast_to_fp32 bench");
     for (size_t s = 0; s < COUNT; s++) spans[s].from = s * APART, spans[s].to = s * C, spans[s].size = C;
-    k.params = input(h, (size_t)COUNT * APART, 1), k.master = input(h, (size_t)COUNT * APART, 1);
-    k.copies = output(h, (size_t)COUNT * C, SET);
-    k.spans = (CastSpan*)resident_ints(h, (const int*)spans, COUNT * (sizeof(CastSpan) / sizeof(int)));
-    k.count = COUNT, k.ctx = &h->ctx;
-    snprintf(shapes, sizeof shapes, "n=%zu in %d tensors", k.copies.n, k.count);
-    bench_report(h, "cast_to_fp32", shapes, bench_seconds(h, cast_to_fp32_run_bench, &k), 0,
-                 CAST_TO_FP32_FORWARD_BYTES(k.copies.n));
+    k->params = input(h, (size_t)COUNT * APART, 1), k->master = input(h, (size_t)COUNT * APART, 1);
+    k->copies = output(h, (size_t)COUNT * C, SET);
+    k->spans = (CastSpan*)resident_ints(h, (const int*)spans, COUNT * (sizeof(CastSpan) / sizeof(int)));
+    k->count = COUNT, k->has_master = 1, k->ctx = &h->ctx;
+    bench(h, "", cast_to_fp32_run, k);
     case_free(h);
 }
 

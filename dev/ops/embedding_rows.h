@@ -88,14 +88,11 @@ static inline void test_embedding_rows(Harness* h) {
 
 static inline void bench_embedding_rows(Harness* h) {
     int N = HAS_DEVICE_MEMORY ? 851968 : 53248, rows = HAS_DEVICE_MEMORY ? 2632500 : 164000;
-    char shape[64];
     case_begin(h, "embedding_rows bench");
     RowsCase* k = rows_case(h, N, rows, 128, ROWS_SGD);
     for (int i = 0; i < N; i++) k->index[i] = random_below(h, rows);
     k->index = resident_ints(h, k->index, (size_t)N);
-    snprintf(shape, sizeof shape, "N=%d rows=%d E=128", N, rows);
-    bench_report(h, "sort and embedding_sgd", shape, bench_seconds(h, rows_run, k), 2.0 * N * 128,
-                 EMBEDDING_SGD_BYTES(N, 128));
+    bench(h, " and embedding_sgd", rows_run, k);
     row_segments_free(&k->segments);
     case_free(h);
 }

@@ -32,7 +32,26 @@ static inline void global_norm_run(void* state) {
     global_norm_forward(k->norm.device_real, k->g.device_real, k->g.n, k->after, k->ctx);
 }
 
-// A gradient of one element is its own norm. What after_norm() leaves, against the formulas in double.
+// What one launch leaves. A gradient of one element is its own norm.
+typedef struct {
+    AdamWStep step;
+    LossScale scale;
+    double norm;
+} GlobalNormResult;
+
+static inline GlobalNormResult global_norm_of(GlobalNormCase* k, double gradient) {
+    GlobalNormResult got;
+    k->g.host[0] = (real)gradient;
+    array_upload_real(k->g);
+    global_norm_run(k);
+    device_download(k->ctx, &got.step, k->after.step, sizeof got.step);
+    device_download(k->ctx, &got.scale, k->after.loss_scale, sizeof got.scale);
+    array_download(k->norm);
+    got.norm = (double)k->norm.host[0];
+    return got;
+}
+
+// What after_norm() leaves, against the formulas in double.
 static inline void test_after_norm(Harness* h) {
     static const struct {
         double g, scale, max_norm;
@@ -49,19 +68,14 @@ static inline void test_after_norm(Harness* h) {
         k->after.rule.kind = LOSS_SCALE_DYNAMIC;  // the scale moves, but this step's gradients carry the old one
         k->after.rule.growth_interval = 1;
         k->after.settings.max_norm = CASES[c].max_norm;
-        k->g.host[0] = bad ? (real)INFINITY : (real)CASES[c].g;
-        array_upload_real(k->g);
-        global_norm_run(k);
-        AdamWStep step;
-        device_download(&h->ctx, &step, k->after.step, sizeof step);
-        device_download(&h->ctx, &state, k->after.loss_scale, sizeof state);
-        array_download(k->norm);
+        GlobalNormResult got = global_norm_of(k, bad ? INFINITY : CASES[c].g);
+        const AdamWStep step = got.step;
         expect_true(h, "is_taken", step.is_taken == !bad);
-        expect_true(h, "updates are counted", state.updates == CASES[c].updates + !bad);
+        expect_true(h, "updates are counted", got.scale.updates == CASES[c].updates + !bad);
         if (!bad) {
             double norm = fabs(CASES[c].g) / CASES[c].scale, t = (double)CASES[c].updates + 1, tol = tolerance(1e-7);
             double clip = CASES[c].max_norm > 0 ? fmin(1, CASES[c].max_norm / norm) : 1;
-            expect_within(h, "norm", k->norm.host[0] / norm, 1, tol);
+            expect_within(h, "norm", got.norm / norm, 1, tol);
             expect_within(h, "gradient", step.gradient * CASES[c].scale / clip, 1, tol);
             expect_within(h, "step_size", step.step_size * (1 - pow(0.9, t)) / 3e-3, 1, tol);
             expect_within(h, "root_scale", step.root_scale * sqrt(1 - pow(0.999, t)), 1, tol);
@@ -172,12 +186,7 @@ static inline void test_global_norm(Harness* h) {
 }
 
 static inline void bench_global_norm(Harness* h) {
-    size_t n = (size_t)(HAS_DEVICE_MEMORY ? 128 : 16) << 20;
-    GlobalNormCase* k = global_norm_case(h, n);
-    char shapes[64];
-    snprintf(shapes, sizeof shapes, "n=%zu", n);
-    bench_report(h, "global_norm_forward", shapes, bench_seconds(h, global_norm_run, k), GLOBAL_NORM_FORWARD_FLOPS(n),
-                 GLOBAL_NORM_FORWARD_BYTES(n));
+    bench(h, "", global_norm_run, global_norm_case(h, (size_t)(HAS_DEVICE_MEMORY ? 128 : 16) << 20));
 }
 
 #endif

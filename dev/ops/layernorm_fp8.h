@@ -17,16 +17,17 @@ typedef struct {
 } LayernormFp8Case;
 
 // Some columns of y are zero or small, so that elements are flushed; the scale clips some of the others.
-static inline LayernormFp8Case* layernorm_fp8_case(Harness* h, Rows size, double p) {
+static inline LayernormFp8Case* layernorm_fp8_case(Harness* h, Rows size, OpWay way) {
     static const Fp8Stats before = {7, 9, 0x3e800000u};  // amax 0.25
+    const int row[] = {size.N, size.C};
+    LayernormCase* k = (LayernormCase*)op_case(h, &RESIDUAL_LAYERNORM, RESIDUAL_LAYERNORM.passes, row, way);
     LayernormFp8Case* f = (LayernormFp8Case*)case_memory(h, sizeof *f);
-    LayernormCase* k = f->k = layernorm_case(h, size.N, size.C, SET, SET, p);
     for (int c = 0; c < size.C; c += 5) {
         k->w.host[c] = c % 2 ? (real)0 : (real)1e-6;
         k->b.host[c] = 0;
     }
     array_upload_real(k->w), array_upload(k->b);
-    f->before = before;
+    f->k = k, f->before = before;
     f->shared.elements = &f->elements, f->shared.scales.scale = resident_real(h, 128);
     f->shared.scales.stats = (Fp8Stats*)case_block(h, sizeof(Fp8Stats), ON_DEVICE);
     f->layer.shared = &f->shared, f->copy.layer = &f->layer, f->copy.operand = FP8_X;
@@ -39,21 +40,16 @@ static inline void layernorm_fp8_run_apart(void* state) {
     LayernormFp8Case* f = (LayernormFp8Case*)state;
     Operand y = {.v = f->k->y.device, .q = &f->copy};
     layernorm_run_residual(f->k);
-    fp8_fill(y, f->k->size.N, f->k->size.C, f->k->ctx);
+    fp8_fill(y, f->k->size.N, f->k->size.C, f->k->z.ctx);
 }
 
 static inline void layernorm_fp8_run_fused(void* state) {
     LayernormFp8Case* f = (LayernormFp8Case*)state;
-    LayernormCase* k = f->k;
-    Operand y = {.v = k->y.device, .q = &f->copy};
-    ResidualBranch branch = {.r = k->r.device, .dropout = k->dropout};
-    residual_layernorm_forward(y, branch, layernorm_stats(k), k->x.device, layernorm_norm(k->w, k->b), k->size,
-                               (real)LAYERNORM_EPS, k->ctx);
+    layernorm_run_residual_of(f->k, &f->copy);
 }
 
-// What a run leaves on the device.
+// What a run leaves on the device besides arrays.
 typedef struct {
-    real *y, *r, *mean, *rstd;
     uint8_t *y8, *yt;
     Fp8Stats stats;
     double elements;
@@ -67,16 +63,15 @@ static inline LayernormFp8Result layernorm_fp8_result(Harness* h, LayernormFp8Ca
     got.y8 = (uint8_t*)case_memory(h, n), got.yt = (uint8_t*)case_memory(h, transposed);
     array_restore(k->y), array_restore(k->r), array_restore(k->mean), array_restore(k->rstd);
     memset(got.yt, QUANTIZE_FILL, transposed);
-    device_upload(k->ctx, f->copy.y, got.yt, n);
-    device_upload(k->ctx, f->copy.yt, got.yt, transposed);
-    device_upload(k->ctx, f->shared.scales.stats, &f->before, sizeof f->before);
-    device_synchronize(k->ctx);
+    device_upload(k->z.ctx, f->copy.y, got.yt, n);
+    device_upload(k->z.ctx, f->copy.yt, got.yt, transposed);
+    device_upload(k->z.ctx, f->shared.scales.stats, &f->before, sizeof f->before);
+    device_synchronize(k->z.ctx);
     f->elements = 0;
     run(f);
-    got.y = copy_of(h, k->y), got.r = copy_of(h, k->r), got.mean = copy_of(h, k->mean), got.rstd = copy_of(h, k->rstd);
-    device_download(k->ctx, got.y8, f->copy.y, n);
-    device_download(k->ctx, got.yt, f->copy.yt, transposed);
-    device_download(k->ctx, &got.stats, f->shared.scales.stats, sizeof got.stats);
+    device_download(k->z.ctx, got.y8, f->copy.y, n);
+    device_download(k->z.ctx, got.yt, f->copy.yt, transposed);
+    device_download(k->z.ctx, &got.stats, f->shared.scales.stats, sizeof got.stats);
     got.elements = f->elements;
     return got;
 }
@@ -95,15 +90,16 @@ static inline void layernorm_fp8_compare(Harness* h, LayernormFp8Case* f, int v_
     size_t C = (size_t)k->size.C, n = (size_t)k->size.N * C;
     f->copy.v_is_read = v_is_read, f->shared.records = records;
     LayernormFp8Result want = layernorm_fp8_result(h, f, layernorm_fp8_run_apart);
+    real *y = copy_of(h, k->y), *r = copy_of(h, k->r), *mean = copy_of(h, k->mean), *rstd = copy_of(h, k->rstd);
     LayernormFp8Result got = layernorm_fp8_result(h, f, layernorm_fp8_run_fused);
-    int is_sparse = !v_is_read && records && layernorm_fp8_is_fused(k->size.C, k->ctx);
+    int is_sparse = !v_is_read && records && layernorm_fp8_is_fused(k->size.C, k->z.ctx);
     for (int row = 0; row < k->size.N; row++)  // a row that nobody reads stays as it was
         if (is_sparse && !mean_bias_reads(row, k->size.N))
-            memcpy(want.y + (size_t)row * C, k->y.initial + (size_t)row * C, C * sizeof *want.y);
-    expect_equal(h, "y", k->y, want.y);
-    expect_equal(h, "r", k->r, want.r);
-    expect_equal(h, "mean", k->mean, want.mean);
-    expect_equal(h, "rstd", k->rstd, want.rstd);
+            memcpy(y + (size_t)row * C, k->y.initial + (size_t)row * C, C * sizeof *y);
+    expect_equal(h, "y", k->y, y);
+    expect_equal(h, "r", k->r, r);
+    expect_equal(h, "mean", k->mean, mean);
+    expect_equal(h, "rstd", k->rstd, rstd);
     expect_true(h, "y8 has quantize's bytes", memcmp(got.y8, want.y8, n) == 0);
     expect_true(h, "yt has quantize's bytes", memcmp(got.yt, want.yt, quantize_rows(k->size.N) * C) == 0);
     expect_true(h, "amax and the counts are quantize's", same_stats(got.stats, want.stats));
@@ -132,59 +128,44 @@ static inline void test_layernorm_fp8_rows(Harness* h) {
     case_end(h);
 }
 
-// Infinity and NaN in the input make a row of NaN: bytes, and amax.
-static inline void test_layernorm_fp8_nan(Harness* h) {
-    case_begin(h, "layernorm_fp8/a row with NaN and one with infinity");
-    LayernormFp8Case* f = layernorm_fp8_case(h, (Rows){.N = 40, .C = 768}, 0);
-    f->k->x.host[3 * 768 + 5] = (real)NAN, f->k->x.host[33 * 768 + 700] = (real)INFINITY;
-    array_upload_real(f->k->x);
-    layernorm_fp8_compare(h, f, 1, 1);
-    case_end(h);
-}
-
 static inline void test_layernorm_fp8(Harness* h) {
     // Blocks with 1 to 32 rows, halves of a block without a row, every number of elements that a thread may hold, more
     // rows than the means are of, rows that are too long for the kernel.
     static const Rows SIZES[] = {{1, 16},    {15, 64},   {16, 768},  {17, 64},  {31, 784},  {48, 768}, {33, 1024},
                                  {50, 1040}, {70, 1600}, {64, 1792}, {600, 80}, {1027, 48}, {16, 2064}};
     test_layernorm_fp8_rows(h);
-    test_layernorm_fp8_nan(h);
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
         for (int dropped = 0; dropped < 2; dropped++) {
-            case_begin(h, "layernorm_fp8/N=%d C=%d%s", SIZES[i].N, SIZES[i].C, dropped ? " dropout" : "");
-            LayernormFp8Case* f = layernorm_fp8_case(h, SIZES[i], dropped ? 0.3 : 0);
+            OpWay way = {SET, SET, 0, dropped ? 0.3 : 0, 0};
+            LayernormFp8Case* f = layernorm_fp8_case(h, SIZES[i], way);
             layernorm_fp8_compare(h, f, 1, 1);
             layernorm_fp8_compare(h, f, 0, 1);
             layernorm_fp8_compare(h, f, 1, 0);
             case_end(h);
         }
+    // Infinity and NaN in the input make a row of NaN: bytes, and amax.
+    Rows size = {.N = 40, .C = 768};
+    LayernormFp8Case* f = layernorm_fp8_case(h, size, OP_PLAIN);
+    f->k->x.host[3 * 768 + 5] = (real)NAN, f->k->x.host[33 * 768 + 700] = (real)INFINITY;
+    array_upload_real(f->k->x);
+    layernorm_fp8_compare(h, f, 1, 1);
+    case_end(h);
 }
 
+// Both ways, with and without dropout, and where only the rows of the means are read.
 static inline void bench_layernorm_fp8(Harness* h) {
     static const Rows SIZES[] = {{65536, 768}, {16384, 1600}, {32768, 1024}};
     if (!layernorm_fp8_is_fused(16, &h->ctx)) return;
-    for (size_t i = 0; i < COUNT_OF(SIZES); i++)
-        for (int dropped = 0; dropped < 2; dropped++) {
-            Rows size = SIZES[i];
-            LayernormFp8Case* f = layernorm_fp8_case(h, size, dropped ? 0.3 : 0);
-            f->k->sequences = resident_sequences(h, f->k->sequences), f->shared.records = 1;
-            char shapes[64];
-            snprintf(shapes, sizeof shapes, "N=%d C=%d%s", size.N, size.C, dropped ? " dropout" : "");
-            double flops = RESIDUAL_LAYERNORM_FORWARD_FLOPS(size.N, size.C);
-            double bytes = RESIDUAL_LAYERNORM_FORWARD_BYTES(size.N, size.C);
-            for (int turn = 0; turn < 2; turn++) {
-                bench_report(h, "layernorm, quantize", shapes, bench_seconds(h, layernorm_fp8_run_apart, f), flops,
-                             bytes + QUANTIZE_BYTES(size.N, size.C, 1, 2));
-                for (int v_is_read = 1; v_is_read >= 0; v_is_read--) {
-                    f->copy.v_is_read = v_is_read;
-                    double rows = v_is_read ? size.N : mean_bias_rows(size.N);
-                    bench_report(h, v_is_read ? "fused, all of y" : "fused, rows of the means", shapes,
-                                 bench_seconds(h, layernorm_fp8_run_fused, f), flops,
-                                 bytes - ((size.N - rows) * sizeof(floatX) - 2.0 * size.N) * size.C);
-                }
-            }
-            case_free(h);
-        }
+    for (size_t i = 0; i < 2 * COUNT_OF(SIZES); i++) {
+        OpWay way = {SET, SET, 0, i % 2 ? 0.3 : 0, 1};
+        LayernormFp8Case* f = layernorm_fp8_case(h, SIZES[i / 2], way);
+        f->shared.records = f->copy.v_is_read = 1;
+        bench(h, i % 2 ? ", quantize, dropout" : ", quantize", layernorm_fp8_run_apart, f);
+        bench(h, i % 2 ? " dropout" : "", layernorm_fp8_run_fused, f);
+        f->copy.v_is_read = 0;
+        bench(h, i % 2 ? ", rows of the means, dropout" : ", rows of the means", layernorm_fp8_run_fused, f);
+        case_free(h);
+    }
 }
 
 #endif

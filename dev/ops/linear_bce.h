@@ -1,110 +1,84 @@
-/* linear_bce: test, grad and bench. */
+/* linear_bce: a linear layer of one output and its loss, forward and backward in one. */
 #ifndef DEV_OPS_LINEAR_BCE_H
 #define DEV_OPS_LINEAR_BCE_H
 
 #include "dev/recsys/ops/linear_bce.h"
-#include "harness.h"
+#include "op.h"
 
 typedef struct {
-    LinearBceShape s;
+    OpCase z;
     Array x, w, b, labels, logits, each, sum, dx, dw, db, dbias;
-    Mode mode;
-    Direction direction;
-    Context* ctx;
+    LinearBceShape s;
 } LinearBceCase;
 
-static inline LinearBceCase* linear_bce_case(Harness* h, int N, int C, int relu_begin, Mode mode) {
-    LinearBceCase* k = (LinearBceCase*)case_memory(h, sizeof *k);
-    LinearBceShape s = {N, C, relu_begin, 2};
-    k->s = s, k->mode = mode, k->direction = BACKWARD, k->ctx = &h->ctx;
-    k->x = input(h, (size_t)N * (size_t)C, 1.0);
-    k->w = input(h, (size_t)C, 1.0 / sqrt(C));
-    k->b = input(h, 1, 1.0);
-    k->labels = input(h, (size_t)N, 1.0);
-    for (int n = 0; n < N; n++) k->labels.initial[n] = random_below(h, 3) == 0;
-    array_restore(k->labels);
-    k->logits = output(h, (size_t)N, SET), k->each = output(h, (size_t)N, SET);
-    k->sum = output(h, 1, mode);
-    k->dx = output(h, (size_t)N * (size_t)C, SET);
-    k->dw = output(h, (size_t)C, SET), k->db = output(h, 1, SET);
-    k->dbias = output(h, (size_t)(C - relu_begin), SET);
-    return k;
+// The last M columns have gone through ReLU.
+static inline void linear_bce_prepare(void* state) {
+    LinearBceCase* k = (LinearBceCase*)state;
+    LinearBceShape s = {k->z.N, k->z.C, k->z.C - k->z.M, 2};
+    k->s = s;
+    for (int n = 0; n < k->z.N; n++) k->labels.host[n] = random_below(k->z.h, 3) == 0;
+    for (size_t i = 0; i < k->w.n; i++) k->w.host[i] /= (real)sqrt(k->z.C);
+    array_upload(k->labels), array_upload(k->w);
 }
 
-static inline void linear_bce_run(void* state) {
-    LinearBceCase* k = (LinearBceCase*)state;
-    Losses losses = {k->each.device_real, k->sum.device_real, 1.0 / k->s.N, k->mode};
+static inline void linear_bce_run(LinearBceCase* k, Direction direction) {
+    Losses losses = {k->each.device_real, k->sum.device_real, 1.0 / k->s.N, k->z.mode};
     LinearBceInput in = {k->x.device, {k->w.device, k->b.device}, k->labels.device_real};
     LinearBceOutput out = {k->logits.device_real,
                            k->dx.device,
                            {k->dw.device_real, k->db.device_real},
                            k->dbias.n ? k->dbias.device_real : NULL};
-    linear_bce(losses, out, in, k->s, k->direction, k->ctx);
+    linear_bce(losses, out, in, k->s, direction, k->z.ctx);
 }
 
-static inline void test_linear_bce(Harness* h) {
-    static const int SHAPES[][3] = {{70, 256, 0},  {1000, 128, 64}, {1, 16, 0},
-                                    {33, 300, 10}, {5000, 8, 4},    {40, 512, 512}};
-    for (size_t i = 0; i < 2 * COUNT_OF(SHAPES); i++) {
-        int N = SHAPES[i / 2][0], C = SHAPES[i / 2][1];
-        Mode mode = i % 2 ? ADD : SET;
-        case_begin(h, "linear_bce/both N=%d C=%d %s", N, C, mode_name(mode));
-        LinearBceCase* k = linear_bce_case(h, N, C, SHAPES[i / 2][2], mode);
-        Array all[] = {k->logits, k->each, k->sum, k->dx, k->dw, k->db, k->dbias};
-        LinearBceRef r = {copy_of(h, k->logits), copy_of(h, k->dx), copy_of(h, k->dw), copy_of(h, k->db),
-                          copy_of(h, k->dbias),  k->x.host,         k->w.host,         k->b.host,
-                          k->labels.host};
-        Losses losses = {copy_of(h, k->each), copy_of(h, k->sum), 1.0 / N, mode};
-        linear_bce_ref(losses, r, k->s, BACKWARD);
-        k->direction = FORWARD;
-        expect_same_for_any_threads(h, "forward", linear_bce_run, k, all, 3);
-        expect_close(h, "logits of forward", k->logits, r.logits, tolerance(1e-5));
-        expect_close(h, "sum of forward", k->sum, losses.sum, tolerance(1e-5));
-        k->direction = BACKWARD;
-        expect_same_for_any_threads(h, "backward", linear_bce_run, k, all, k->dbias.n ? 7 : 6);
-        expect_close(h, "logits", k->logits, r.logits, tolerance(1e-5));
-        expect_close(h, "losses", k->each, losses.each, tolerance(1e-5));
-        expect_close(h, "sum", k->sum, losses.sum, tolerance(1e-5));
-        expect_close(h, "dx", k->dx, r.dx, tolerance(1e-6));
-        expect_close(h, "dw", k->dw, r.dw, tolerance(1e-5));
-        expect_close(h, "db", k->db, r.db, tolerance(1e-5));
-        // On the GPU the sum is of dx as it is stored: each of at most 1 / N has half a unit of floatX.
-        if (k->dbias.n) expect_close(h, "dbias", k->dbias, r.dbias, tolerance(1e-5) + array_rounding(k->dx));
-        case_end(h);
-    }
+static inline void linear_bce_want(LinearBceCase* k, Direction direction) {
+    Losses losses = {k->each.want, k->sum.want, 1.0 / k->s.N, k->z.mode};
+    LinearBceRef r = {k->logits.want, k->dx.want, k->dw.want, k->db.want,    k->dbias.n ? k->dbias.want : NULL,
+                      k->x.host,      k->w.host,  k->b.host,  k->labels.host};
+    linear_bce_ref(losses, r, k->s, direction);
 }
 
-static inline double linear_bce_loss(void* state) {
+static inline void linear_bce_run_forward(void* k) { linear_bce_run((LinearBceCase*)k, FORWARD); }
+static inline void linear_bce_want_forward(void* k) { linear_bce_want((LinearBceCase*)k, FORWARD); }
+static inline void linear_bce_run_backward(void* k) { linear_bce_run((LinearBceCase*)k, BACKWARD); }
+static inline void linear_bce_want_backward(void* k) { linear_bce_want((LinearBceCase*)k, BACKWARD); }
+
+// On the GPU dbias sums dx as it is stored: each of at most 1 / N has half a unit of floatX.
+static inline void linear_bce_after(void* state) {
     LinearBceCase* k = (LinearBceCase*)state;
-    Losses losses = {k->each.host, k->sum.host, 1.0 / k->s.N, SET};
-    LinearBceRef r = {k->logits.host, NULL, NULL, NULL, NULL, k->x.host, k->w.host, k->b.host, k->labels.host};
-    linear_bce_ref(losses, r, k->s, FORWARD);
-    return (double)*k->sum.host;
+    k->dbias.slack = array_rounding(k->dx);
 }
 
-// All columns before relu_begin, so dx is the gradient of x itself.
-static inline void grad_linear_bce(Harness* h) {
-    for (int launcher = 0; launcher < 2; launcher++) {
-        case_begin(h, "linear_bce/backward%s", launcher ? "" : "_ref");
-        LinearBceCase* k = linear_bce_case(h, 6, 8, 8, SET);
-        Losses losses = {k->each.host, k->sum.host, 1.0 / 6, SET};
-        LinearBceRef r = {k->logits.host, k->dx.host, k->dw.host, k->db.host,    NULL,
-                          k->x.host,      k->w.host,  k->b.host,  k->labels.host};
-        if (launcher) linear_bce_run(k);
-        else linear_bce_ref(losses, r, k->s, BACKWARD);
-        expect_gradient(h, "dx", linear_bce_loss, k, k->x.host, k->x.n, k->dx.host, 1e-8);
-        expect_gradient(h, "dw", linear_bce_loss, k, k->w.host, k->w.n, k->dw.host, 1e-8);
-        expect_gradient(h, "db", linear_bce_loss, k, k->b.host, 1, k->db.host, 1e-8);
-        case_end(h);
-    }
-}
+static const Arg LINEAR_BCE_ARGS[] = {{"x", offsetof(LinearBceCase, x), "N C", IN, 1, 0},
+                                      {"w", offsetof(LinearBceCase, w), "C", IN, 1, 0},
+                                      {"b", offsetof(LinearBceCase, b), "", IN, 1, 0},
+                                      {"labels", offsetof(LinearBceCase, labels), "N", IN, 1, 0},
+                                      {"logits", offsetof(LinearBceCase, logits), "N", OUT, 0, 1e-5},
+                                      {"losses", offsetof(LinearBceCase, each), "N", OUT, 0, 1e-5},
+                                      {"sum", offsetof(LinearBceCase, sum), "", BY_MODE, 0, 1e-5},
+                                      {"dx", offsetof(LinearBceCase, dx), "N C", OUT, 0, 1e-6, "x"},
+                                      {"dw", offsetof(LinearBceCase, dw), "C", OUT, 0, 1e-5, "w"},
+                                      {"db", offsetof(LinearBceCase, db), "", OUT, 0, 1e-5, "b"},
+                                      {"dbias", offsetof(LinearBceCase, dbias), "M", OUT, 0, 1e-5},
+                                      {NULL}};
+static const int LINEAR_BCE_ROWS[][3] = {{70, 256, 256}, {1000, 128, 64}, {1, 16, 16},
+                                         {33, 300, 290}, {5000, 8, 4},    {40, 512, 0}};
+static const int LINEAR_BCE_GRAD[] = {6, 8, 0};  // no column with ReLU, so dx is the gradient of x itself
+static const int LINEAR_BCE_BENCH[][3] = {{32768, 256, 256}};
 
-static inline void bench_linear_bce(Harness* h) {
-    case_begin(h, "linear_bce bench");
-    LinearBceCase* k = linear_bce_case(h, 32768, 256, 0, SET);
-    bench_report(h, "linear_bce_backward", "N=32768 C=256", bench_seconds(h, linear_bce_run, k),
-                 LINEAR_BCE_FLOPS(k->s, BACKWARD), LINEAR_BCE_BYTES(k->s, BACKWARD));
-    case_free(h);
-}
+static const Op LINEAR_BCE = {
+    .name = "linear_bce",
+    .bytes = sizeof(LinearBceCase),
+    .sizes = "N C M",
+    .args = LINEAR_BCE_ARGS,
+    .passes = {{"forward", "logits losses sum", linear_bce_run_forward, linear_bce_want_forward},
+               {"backward", "logits losses sum dx dw db dbias", linear_bce_run_backward, linear_bce_want_backward, NULL,
+                linear_bce_after}},
+    .prepare = linear_bce_prepare,
+    .rows = SIZE_ROWS(LINEAR_BCE_ROWS),
+    .gpu_bench = SIZE_ROWS(LINEAR_BCE_BENCH),
+    .cpu_bench = SIZE_ROWS(LINEAR_BCE_BENCH),
+    .grad = LINEAR_BCE_GRAD,
+    .loss = "sum"};
 
 #endif

@@ -63,8 +63,8 @@ static inline void test_matmul_relu(Harness* h) {
         matmul_backward_bias_ref(below, k->dy.host, N, IC, SET);
         // Sums of thousands of terms that cancel: their error is judged by the sizes of the terms.
         real *sizes = copy_of(h, k->db), *below_sizes = copy_of(h, k->db_below);
-        matmul_backward_bias_ref(sizes, matmul_magnitudes(h, k->dz), N, OC, SET);
-        matmul_backward_bias_ref(below_sizes, matmul_magnitudes(h, k->dy), N, IC, SET);
+        matmul_backward_bias_ref(sizes, array_absolute(h, k->dz), N, OC, SET);
+        matmul_backward_bias_ref(below_sizes, array_absolute(h, k->dy), N, IC, SET);
         expect_close_to_sum(h, "db", k->db, db, sizes, tolerance(1e-6));
         expect_close_to_sum(h, "db of the layer below", k->db_below, below, below_sizes, tolerance(1e-6));
         case_end(h);

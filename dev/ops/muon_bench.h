@@ -34,15 +34,12 @@ static inline void bench_muon_model(Harness* h, const char* name, int layers, in
                                 {C, 4 * C, 5 * layers, layers, layers}};
     int count = 6 * layers, has_master = sizeof(floatX) < sizeof(real);
     size_t square = (size_t)C * (size_t)C, n = 12 * (size_t)layers * square;
-    double flops = 0;
     MuonMatrix* host = (MuonMatrix*)case_memory(h, (size_t)count * sizeof *host);
     for (int i = 0; i < count; i++) {
         int layer = i < 4 * layers ? i / 4 : (i - 4 * layers) % layers;
         int part = i < 4 * layers ? i % 4 : i < 5 * layers ? 4 : 8;
         host[i].offset = ((size_t)layer * 12 + (size_t)part) * square, host[i].decay = 1;
     }
-    for (size_t i = 0; i < COUNT_OF(groups); i++)
-        flops += MUON_ORTHOGONALIZE_FLOPS(groups[i].count, C, max_int(groups[i].rows, groups[i].cols));
     MuonBench b;
     memset(&b, 0, sizeof b);
     MuonMatrix* matrices = (MuonMatrix*)case_block(h, (size_t)count * sizeof *matrices, ON_DEVICE);
@@ -59,11 +56,10 @@ static inline void bench_muon_model(Harness* h, const char* name, int layers, in
     b.a.params = (floatX*)case_block(h, n * sizeof(floatX), ON_DEVICE);
     b.h.lr = 0.01, b.h.muon.momentum = 0.95;
     b.ctx = &h->ctx;
-    double bytes = MUON_MOMENTUM_BYTES(n) + MUON_APPLY_BYTES(n, has_master, 0);
+    printf("%s\n", name);
     for (int is_normuon = 0; is_normuon < 2; is_normuon++) {
         b.h.muon.is_normuon = is_normuon;
-        bench_report(h, is_normuon ? "normuon_update" : "muon_update", name, bench_seconds(h, muon_bench_run, &b),
-                     flops, bytes);
+        bench(h, is_normuon ? ", NorMuon's update" : ", Muon's update", muon_bench_run, &b);
     }
     case_free(h);
 }

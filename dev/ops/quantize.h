@@ -339,11 +339,7 @@ static inline void quantize_run_loss(void* state) {
 
 static inline void bench_quantize_logits(Harness* h) {
     int N = HAS_DEVICE_MEMORY ? 16384 : 256, V = 50257, Vp = 50304;
-    char shapes[64];
-    snprintf(shapes, sizeof shapes, "N=%d V=%d", N, V);
-    QuantizeLogitsCase* c = quantize_logits_case(h, N, V, Vp);
-    bench_report(h, "quantize_classifier_backward", shapes, bench_seconds(h, quantize_run_loss, c),
-                 CLASSIFIER_BACKWARD_FLOPS(N, V), CLASSIFIER_FORWARD_BYTES(N, V) + QUANTIZE_BYTES(N, Vp, 1, 2));
+    bench(h, " and quantize", quantize_run_loss, quantize_logits_case(h, N, V, Vp));
     case_free(h);
 }
 
@@ -354,16 +350,11 @@ static inline void bench_quantize(Harness* h) {
     for (size_t j = 0; j < COUNT_OF(COLUMNS); j++) {
         QuantizeCase* k = quantize_case(h, N, COLUMNS[j], 1, 32, FP8_E4M3);
         uint8_t* yt = k->out.yt;
-        char shapes[64];
-        snprintf(shapes, sizeof shapes, "N=%d C=%d", N, COLUMNS[j]);
-        bench_report(h, "quantize y yt", shapes, bench_seconds(h, quantize_run_case, k), QUANTIZE_FLOPS(N, COLUMNS[j]),
-                     QUANTIZE_BYTES(N, COLUMNS[j], 1, 2));
+        bench(h, " y yt", quantize_run_case, k);
         k->out.yt = NULL;
-        bench_report(h, "quantize y", shapes, bench_seconds(h, quantize_run_case, k), QUANTIZE_FLOPS(N, COLUMNS[j]),
-                     QUANTIZE_BYTES(N, COLUMNS[j], 1, 1));
+        bench(h, " y", quantize_run_case, k);
         k->out.yt = yt, k->out.y = NULL;
-        bench_report(h, "quantize yt", shapes, bench_seconds(h, quantize_run_case, k), QUANTIZE_FLOPS(N, COLUMNS[j]),
-                     QUANTIZE_BYTES(N, COLUMNS[j], 1, 1));
+        bench(h, " yt", quantize_run_case, k);
         case_free(h);
     }
 }

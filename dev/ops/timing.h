@@ -102,7 +102,7 @@ static inline double bench_seconds(Harness* h, void (*run)(void* state), void* s
 static inline void bench_report(Harness* h, const char* name, const char* shapes, double seconds, double flops,
                                 double bytes) {
     double gflops = 1e-9 * flops / seconds, gbs = 1e-9 * bytes / seconds;
-    printf("%-26s %-34s %10.1f us (+-%2.0f %%)  %9.2f GFLOP/s", name, shapes, 1e6 * seconds, 50 * h->spread, gflops);
+    printf("%-40s %-34s %10.1f us (+-%2.0f %%)  %9.2f GFLOP/s", name, shapes, 1e6 * seconds, 50 * h->spread, gflops);
     if (h->ceiling_tflops > 0) printf(" (%3.0f %%)", 0.1 * gflops / h->ceiling_tflops);
     printf("  %8.2f GB/s", gbs);
     if (h->ceiling_gbs > 0) printf(" (%3.0f %%)", 100 * gbs / h->ceiling_gbs);

@@ -14,21 +14,23 @@ static double ladder_peak(Harness* h) {
     return ladder_memory_peak(h, logits, logits);
 }
 
-static void ladder_test(Harness* h) { test_classifier(h); }
+static void ladder_test(Harness* h) {
+    op_test(h, &CLASSIFIER);
+    test_classifier(h);
+}
 
 // The logits are overwritten by their gradients, of which each further run computes gradients as well.
 static LadderWork ladder_time(Harness* h) {
     LadderWork work = {0, 0, CLASSIFIER_BACKWARD_BYTES(LADDER_N, LADDER_V, LADDER_VP), 0};
     work.per_step = LADDER_STEP / (double)LADDER_N;
-    case_begin(h, "classifier ladder");
-    ClassifierCase c = classifier_case(h, 1, 64, 64, 1.0, SET);
+    LossCase* k = classifier_case(h, 1, 1, 64, 64);
     Array noise = input(h, 1 << 20, 1.0);
-    c.N = LADDER_N, c.V = LADDER_V, c.Vp = LADDER_VP;
-    c.logits.device = (floatX*)bench_memory(h, (size_t)LADDER_N * LADDER_VP, sizeof(floatX), noise);
-    c.losses.device_real = (real*)bench_memory(h, LADDER_N, sizeof(real), noise);
-    c.targets = int_array(h, LADDER_N);
-    for (int n = 0; n < LADDER_N; n++) c.targets[n] = random_below(h, LADDER_V);
-    c.targets = resident_ints(h, c.targets, LADDER_N);
-    work.seconds = ladder_seconds(h, classifier_run_backward, &c);
+    k->z.N = LADDER_N, k->z.V = LADDER_V, k->z.Vp = LADDER_VP;
+    k->logits.device = (floatX*)bench_memory(h, (size_t)LADDER_N * LADDER_VP, sizeof(floatX), noise);
+    k->each.device_real = (real*)bench_memory(h, LADDER_N, sizeof(real), noise);
+    k->targets = int_array(h, LADDER_N);
+    for (int n = 0; n < LADDER_N; n++) k->targets[n] = random_below(h, LADDER_V);
+    k->targets = resident_ints(h, k->targets, LADDER_N);
+    work.seconds = ladder_seconds(h, classifier_run_backward, k);
     return work;
 }

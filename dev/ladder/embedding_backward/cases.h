@@ -30,29 +30,27 @@ static double ladder_peak(Harness* h) {
     return ladder_memory_peak(h, (LADDER_N + rows) * row, rows * row);
 }
 
-static void ladder_test(Harness* h) {
-    test_embedding_both(h, 4);
-    test_embedding_lists(h);
-}
+static void ladder_test(Harness* h) { op_test_pass(h, &EMBEDDING, 1); }
 
 static LadderWork ladder_time(Harness* h) {
-    int lengths[LADDER_SEQUENCES];
-    const EmbeddingSizes small = {64, LADDER_T, 0, 8, -1}, sizes = {LADDER_V, LADDER_T, 0, LADDER_C, -1};
+    static const int ROW[] = {LADDER_N, LADDER_SEQUENCES, 64, 8, 2 * LADDER_T, 0, -1, TOKENS_RANDOM};
+    const EmbeddingSizes sizes = {LADDER_V, LADDER_T, 0, LADDER_C, -1};
     LadderWork work = {0, 0, 0, 1};
-    for (int i = 0; i < LADDER_SEQUENCES; i++) lengths[i] = LADDER_T;
-    case_begin(h, "embedding ladder");
-    EmbeddingCase e = embedding_case(h, lengths, LADDER_SEQUENCES, small, 0, ADD, SET);
+    int lengths[LADDER_SEQUENCES];
+    EmbeddingCase* k = (EmbeddingCase*)op_case(h, &EMBEDDING, &EMBEDDING.passes[1], ROW, OP_PLAIN);
     Array noise = input(h, 1 << 20, 1.0);
-    e.sizes = sizes;
-    e.dx.device = (floatX*)bench_memory(h, (size_t)LADDER_N * LADDER_C, sizeof(floatX), noise);
-    e.dword.device_real = (real*)bench_memory(h, (size_t)LADDER_V * LADDER_C, sizeof(real), noise);
-    e.dposition.device_real = (real*)bench_memory(h, (size_t)LADDER_T * LADDER_C, sizeof(real), noise);
+    for (int i = 0; i < LADDER_SEQUENCES; i++) lengths[i] = LADDER_T;
+    k->s = sequences_of(h, lengths, LADDER_SEQUENCES, 11);
+    k->sizes = sizes, k->z.mode = ADD;
+    k->dx.device = (floatX*)bench_memory(h, (size_t)LADDER_N * LADDER_C, sizeof(floatX), noise);
+    k->dword.device_real = (real*)bench_memory(h, (size_t)LADDER_V * LADDER_C, sizeof(real), noise);
+    k->dposition.device_real = (real*)bench_memory(h, (size_t)LADDER_T * LADDER_C, sizeof(real), noise);
     // The rows of the words that occur are counted, because only they move.
     EmbeddingSizes moved = sizes;
-    moved.V = ladder_draw(h, e.tokens);
+    moved.V = ladder_draw(h, k->tokens);
     work.bytes = EMBEDDING_BACKWARD_BYTES(LADDER_N, moved, ADD, SET);
-    e.tokens = resident_ints(h, e.tokens, LADDER_N);
-    e.s = resident_sequences(h, e.s);
-    work.seconds = ladder_seconds(h, embedding_run_backward, &e);
+    k->tokens = resident_ints(h, k->tokens, LADDER_N);
+    k->s = resident_sequences(h, k->s);
+    work.seconds = ladder_seconds(h, embedding_run_backward, k);
     return work;
 }

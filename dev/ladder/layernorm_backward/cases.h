@@ -9,16 +9,15 @@ static double ladder_peak(Harness* h) {
     return ladder_memory_peak(h, 3 * rows, rows);
 }
 
-static void ladder_test(Harness* h) { test_layernorm_sizes(h, test_layernorm_backward_modes); }
+static void ladder_test(Harness* h) { op_test_pass(h, &LAYERNORM, 1); }
 
 static LadderWork ladder_time(Harness* h) {
     LadderWork work = {0, 0, LAYERNORM_BACKWARD_BYTES(LADDER_N, LADDER_C, SET), LADDER_LAYERNORMS};
-    case_begin(h, "layernorm ladder");
-    LayernormCase* k = layernorm_case(h, 64, LADDER_C, SET, SET, 0);
+    LayernormCase* k = layernorm_case(h, &LAYERNORM, 1, 64, LADDER_C, 0);
     Array noise = input(h, 1 << 20, 1.0);
     size_t n = (size_t)LADDER_N * LADDER_C;
     k->size.N = LADDER_N;
-    k->x.device = (floatX*)bench_memory(h, n, sizeof(floatX), noise);
+    k->x.device = k->sum.device = (floatX*)bench_memory(h, n, sizeof(floatX), noise);
     k->dy.device = (floatX*)bench_memory(h, n, sizeof(floatX), noise);
     k->dx.device = (floatX*)bench_memory(h, n, sizeof(floatX), noise);
     k->y.device = k->dx.device;

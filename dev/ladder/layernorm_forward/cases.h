@@ -10,14 +10,13 @@ static double ladder_peak(Harness* h) {
 }
 
 static void ladder_test(Harness* h) {
-    test_layernorm_sizes(h, test_layernorm_forward);
+    op_test_pass(h, &LAYERNORM, 0);
     test_layernorm_precision(h);
 }
 
 static LadderWork ladder_time(Harness* h) {
     LadderWork work = {0, 0, LAYERNORM_FORWARD_BYTES(LADDER_N, LADDER_C), LADDER_LAYERNORMS};
-    case_begin(h, "layernorm ladder");
-    LayernormCase* k = layernorm_case(h, 64, LADDER_C, SET, SET, 0);
+    LayernormCase* k = layernorm_case(h, &LAYERNORM, 0, 64, LADDER_C, 0);
     Array noise = input(h, 1 << 20, 1.0);
     size_t n = (size_t)LADDER_N * LADDER_C;
     k->size.N = LADDER_N;

@@ -5,16 +5,13 @@ enum { LADDER_TOKENS = 256, LADDER_C = 768, LADDER_F = 3072, LADDER_VP = 50304, 
 
 static double ladder_peak(Harness* h) { return ladder_flops_peak(h); }
 
-static void ladder_test(Harness* h) { test_matmul_forward_shapes(h); }
+static void ladder_test(Harness* h) { op_test_pass(h, &MATMUL, 0); }
 
 // A step has three products for each linear layer: forward, and two backward.
 static LadderWork ladder_time(Harness* h) {
-    MatmulShape shape = {LADDER_TOKENS, LADDER_C, LADDER_F};
+    static const int ROW[] = {LADDER_TOKENS, LADDER_C, LADDER_F};
     const double C = LADDER_C, F = LADDER_F, weights = LADDER_L * (4 * C * C + 2 * C * F) + C * LADDER_VP;
     LadderWork work = {0, MATMUL_FLOPS(LADDER_TOKENS, C, F), 0, 3 * weights / (C * F)};
-    case_begin(h, "matmul ladder");
-    MatmulCase m = matmul_case(h, shape, SET);
-    m.y = output(h, matmul_size(shape.N, shape.OC), SET);
-    work.seconds = ladder_seconds(h, matmul_run_forward, &m);
+    work.seconds = ladder_seconds(h, matmul_run_forward, matmul_case(h, &MATMUL, 0, ROW, SET, 1));
     return work;
 }
