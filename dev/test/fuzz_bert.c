@@ -16,8 +16,6 @@
 #include "apps/use_bert.cu"
 #undef main
 
-static int fuzz_flags(Trainer* t) { return settings_flags(t); }
-
 static void fuzz_validate(Trainer* t) { validate(&t->run, &t->model, &t->data, NULL, NULL); }
 
 static void fuzz_step(Trainer* t) { train_step(&t->run, &t->model, &t->data, (LossMean)t->mlm.loss_mean); }

@@ -9,8 +9,6 @@
 #include "apps/use_gpt2.cu"
 #undef main
 
-static int fuzz_flags(Trainer* t) { return settings_flags(t); }
-
 static void fuzz_validate(Trainer* t) { validate(&t->run, &t->model, &t->data, NULL); }
 
 static void fuzz_step(Trainer* t) { train_step(&t->run, &t->model, &t->data); }
