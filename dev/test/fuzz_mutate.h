@@ -172,7 +172,7 @@ static inline void mutate_text(Text* t, Draws* d) {
         text_splice(t, begin, end - begin, word.text, word.length);
         free(word.text);
     } else if (kind == 4) {  // another number nearby
-        int n = snprintf(number, sizeof number, "%lld", value / 2 * 2 + (long long)draw_below(d, 9) - 4);
+        int n = snprintf(number, sizeof number, "%lld", (long long)((uint64_t)value + draw_below(d, 9) - 4));
         if (rest != t->text + begin) text_splice(t, begin, (size_t)(rest - t->text) - begin, number, (size_t)n);
     } else if (kind == 5) {
         text_splice(t, begin, next - begin, NULL, 0);
