@@ -36,7 +36,9 @@ static void case_write(const Case* c, const char* directory) {
         *slash = '\0';
         make_directories(path);
         *slash = '/';
-        if (write_file(path, c->file[i].bytes.text, c->file[i].bytes.length) != 0)
+        FILE* file = fopen(path, "wb");
+        if (!file || fwrite(c->file[i].bytes.text, 1, c->file[i].bytes.length, file) != c->file[i].bytes.length ||
+            fclose(file) != 0)
             fuzz_broken("%s: %s", path, strerror(errno));
         free(path);
     }
