@@ -143,7 +143,7 @@ static void read_under_a_low_limit(const char* pattern) {
 }
 
 static void test_shards_many(Tests* t) {
-    enum { FILES = 3000 };
+    enum { FILES = 400 };
     for (int i = 0; i < FILES; i++) {
         char* name = xprintf("many_%06d.bin", i);
         free(put_shard(t, name, 10 * i, 11, 2));

@@ -399,8 +399,7 @@ int main(int argc, char** argv) {
                  {"world/exam", test_exam},       {"world/val_entropy", test_val_entropy},
                  {"world/unigram", test_unigram}};
     Tests t;
-    tests_open(&t);
-    t.only = argc > 1 ? argv[1] : NULL;
+    tests_choose(&t, argc, argv);
     t.directory = make_scratch_directory("test_world");
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         if (t.only && !strstr(cases[i].name, t.only)) continue;
