@@ -107,32 +107,19 @@ static void test_read(Tests* t) {
 }
 
 static void test_large(Tests* t) {
-    enum { MANY = 70000 };
     MultipleChoice c;
     Text out = {NULL, 0, 0};
-    int lengths[] = {2, 1}, good = 1;
-    put_header(&out, MANY, 1);
-    for (int i = 0; i < MANY; i++) put_example(&out, i, 0, 1, lengths, 1);
-    char* path = put_file(t, "many.bin", out.text, out.length);
-    multiple_choice_open(&c, path, V);
-    for (int i = 0; i < MANY; i += 997) good = good && is_text(multiple_choice_example(&c, i).context, i, 0, 2);
-    expect(t, good && c.count == MANY && c.is_cloze, "70000 examples, whose numbers wrap",
-           "they are not what was written");
-    multiple_choice_close(&c);
-    free(path), free(out.text);
-
-    int long_lengths[] = {30000, 20000, 65535};
-    memset(&out, 0, sizeof out);
+    int short_lengths[] = {2, 1}, lengths[] = {30000, 20000, 65535};
     put_header(&out, 2, 1);
-    put_example(&out, 0, 1, 2, long_lengths, 1);
-    put_example(&out, 1, 0, 1, lengths, 1);
-    path = put_file(t, "long.bin", out.text, out.length);
+    put_example(&out, 0, 1, 2, lengths, 1);
+    put_example(&out, 1, 0, 1, short_lengths, 1);
+    char* path = put_file(t, "long.bin", out.text, out.length);
     multiple_choice_open(&c, path, V);
     MultipleChoiceExample e = multiple_choice_example(&c, 0);
-    expect(t,
-           is_text(multiple_choice_next(multiple_choice_next(e.context)), 0, 2, 65535) &&
-               is_text(multiple_choice_example(&c, 1).context, 1, 0, 2) && c.longest == 30000 + 65535,
-           "an example of 231,086 bytes", "it is not what was written");
+    expect_that(t,
+                is_text(multiple_choice_next(multiple_choice_next(e.context)), 0, 2, 65535) &&
+                    is_text(multiple_choice_example(&c, 1).context, 1, 0, 2) && c.longest == 30000 + 65535,
+                "an example of 231,086 bytes is what was written");
     multiple_choice_close(&c);
     free(path), free(out.text);
 }
