@@ -153,24 +153,21 @@ static void test_json_bad(Tests* t) {
 }
 
 static void test_json_depth(Tests* t) {
-    for (int depth = JSON_MAX_DEPTH; depth <= 100000; depth += depth == JSON_MAX_DEPTH ? 1 : 99935) {
+    static const int depths[] = {JSON_MAX_DEPTH, JSON_MAX_DEPTH + 1, 100000};
+    for (size_t k = 0; k < COUNT_OF(depths); k++) {
         Text text = {NULL, 0, 0};
         Json json;
-        char error[JSON_ERROR_SIZE], want[JSON_ERROR_SIZE] = "";
-        for (int i = 0; i < depth; i++) text_append(&text, "[", 1);
-        for (int i = 0; i < depth; i++) text_append(&text, "]", 1);
-        int result = parse(&json, text.text, text.length, error), too_deep = depth > JSON_MAX_DEPTH;
-        if (too_deep) snprintf(want, sizeof(want), "line 1 column 65: more than 64 levels deep");
-        char* name = xprintf("json/depth %d", depth);
-        expect(t, result == -too_deep && strcmp(error, want) == 0, name, "result %d, '%s'", result, error);
+        char error[JSON_ERROR_SIZE], *name = xprintf("json/depth %d", depths[k]);
+        const char* want = k ? "line 1 column 65: more than 64 levels deep" : "";
+        for (int i = 0; i < depths[k]; i++) text_append(&text, "[", 1);
+        for (int i = 0; i < depths[k]; i++) text_append(&text, "]", 1);
+        int result = parse(&json, text.text, text.length, error);
+        expect(t, result == -(k > 0) && strcmp(error, want) == 0, name, "result %d, '%s'", result, error);
         if (result == 0) json_free(&json);
-        free(name);
-        free(text.text);
+        free(name), free(text.text);
     }
 }
 
-// Keys are found fast among many. The limit is far above what a machine needs that is busy: a search of all keys takes
-// seconds.
 static void test_json_vocabulary(Tests* t) {
     Text text = {NULL, 0, 0};
     Json json;
@@ -333,14 +330,11 @@ static void test_flags(Tests* t) {
         {"-b 8 --learning-rate=1e-3 --seed -9223372036854775808 -k wsd -i a*.bin --out=x=y --dropout .5", 0,
          "{\"batch\": 8, \"train-data\": \"a*.bin\", \"out\": \"x=y\", \"learning-rate\": 0.001, \"dropout\": 0.5, "
          "\"seed\": -9223372036854775808, \"schedule\": \"wsd\"} given"},
-        {"--batch 4096 -o --out=", 2, "error: -o needs a value; allowed: text; all flags: --help\n"},
         {"--batch=4096 -o -odd", 0,
          "{\"batch\": 4096, \"train-data\": \"\", \"out\": \"-odd\", \"learning-rate\": 0.0003, \"dropout\": 0, "
          "\"seed\": 1337, \"schedule\": \"cosine\"} given"},
         {"-b x", 2, "error: -b --batch: 'x' is not a whole number; allowed: 1..4096\n"},
         {"-b 4.0", 2, "error: -b --batch: '4.0' is not a whole number; allowed: 1..4096\n"},
-        {"-b 1e3", 2, "error: -b --batch: '1e3' is not a whole number; allowed: 1..4096\n"},
-        {"-b ''", 2, "error: -b --batch: '' is not a whole number; allowed: 1..4096\n"},
         {"-b 0", 2, "error: -b --batch: '0' is out of range; allowed: 1..4096\n"},
         {"-b 4097", 2, "error: -b --batch: '4097' is out of range; allowed: 1..4096\n"},
         {"--seed 9223372036854775808", 2,
@@ -350,21 +344,14 @@ static void test_flags(Tests* t) {
         {"-l -1", 2, "error: -l --learning-rate: '-1' is out of range; allowed: >= 0\n"},
         {"--dropout 1", 2, "error: --dropout: '1' is out of range; allowed: 0..0.99\n"},
         {"-k cos", 2, "error: -k --schedule: 'cos' is not one of the choices; allowed: " SCHEDULE_CHOICES "\n"},
-        {"-k cosine|linear", 2,
-         "error: -k --schedule: 'cosine|linear' is not one of the choices; allowed: " SCHEDULE_CHOICES "\n"},
-        {"-b 4 -b 4", 2, "error: --batch is given twice ('-b' is the second); give it once\n"},
         {"-b 4 --batch=5", 2, "error: --batch is given twice ('--batch=5' is the second); give it once\n"},
         {"-b", 2, "error: -b needs a value; allowed: 1..4096; all flags: --help\n"},
         {"-o --batch 4", 2, "error: -o needs a value; allowed: text; all flags: --help\n"},
         {"--bacth 4", 2, "error: unknown flag '--bacth'; did you mean --batch? All flags: --help\n"},
-        {"--train_data x", 2, "error: unknown flag '--train_data'; did you mean --train-data? All flags: --help\n"},
         {"-batch=3", 2, "error: unknown flag '-batch=3'; did you mean --batch? All flags: --help\n"},
         {"--colour red", 2, "error: unknown flag '--colour'; all flags: --help\n"},
         {"--larning-rate 1", 2,
          "error: unknown flag '--larning-rate'; did you mean --learning-rate? All flags: --help\n"},
-        {"--learning-rates 1", 2,
-         "error: unknown flag '--learning-rates'; did you mean --learning-rate? All flags: --help\n"},
-        {"--block-size 4", 2, "error: unknown flag '--block-size'; all flags: --help\n"},
         {"-", 2, "error: unknown flag '-'; all flags: --help\n"},
         {"data.bin", 2, "error: 'data.bin' is not a flag, and only flags are understood; all flags: --help\n"},
         {"-b 5 --help --nonsense", 0, NULL},
@@ -745,49 +732,42 @@ static void test_log_time_left(Tests* t) {
     free(text), free(path), free(directory);
 }
 
-// Control groups in a folder: which files there are, and the threads of 8 CPUs.
+// Control groups in a folder, and the threads of 8 CPUs.
 static void test_cpu_share(Tests* t) {
     static const struct {
-        const char *name, *groups, *file[2], *text[2];  // /proc/self/cgroup; files below /sys/fs/cgroup
+        const char *name, *groups, *files;  // /proc/self/cgroup; files below /sys/fs/cgroup as NAME=TEXT;
         int threads;
     } cases[] = {
-        {"none", "0::/a/b\n", {NULL, NULL}, {NULL, NULL}, 8},
-        {"no quota", "0::/a/b\n", {"a/b/cpu.max", NULL}, {"max 100000\n", NULL}, 8},
-        {"two and a half", "0::/a/b\n", {"a/b/cpu.max", NULL}, {"250000 100000\n", NULL}, 2},
-        {"the parent's is smaller",
-         "0::/a/b\n",
-         {"a/b/cpu.max", "a/cpu.max"},
-         {"500000 100000\n", "300000 100000\n"},
-         3},
-        {"a path that is not there", "0::/x/y\n", {"cpu.max", NULL}, {"400000 100000\n", NULL}, 4},
-        {"not the process's", "0::/a\n", {"b/cpu.max", NULL}, {"100000 100000\n", NULL}, 8},
-        {"version 1",
-         "5:memory:/m\n4:cpu,cpuacct:/a/b\n",
-         {"cpu,cpuacct/a/b/cpu.cfs_quota_us", "cpu,cpuacct/a/b/cpu.cfs_period_us"},
-         {"20000\n", "10000\n"},
-         2},
-        {"version 1, another controller",
-         "4:cpuset:/a\n",
-         {"cpuset/a/cpu.cfs_quota_us", "cpuset/a/cpu.cfs_period_us"},
-         {"100000\n", "100000\n"},
-         8},
+        {"none", "0::/a/b\n", "", 8},
+        {"no quota", "0::/a/b\n", "a/b/cpu.max=max 100000;", 8},
+        {"two and a half", "0::/a/b\n", "a/b/cpu.max=250000 100000;", 2},
+        {"a half", "0::/a/b\n", "a/b/cpu.max=50000 100000;", 1},
+        {"the parent's is smaller", "0::/a/b\n", "a/b/cpu.max=500000 100000;a/cpu.max=300000 100000;", 3},
+        {"a path that is not there", "0::/x/y\n", "cpu.max=400000 100000;", 4},
+        {"not the process's", "0::/a\n", "b/cpu.max=100000 100000;", 8},
+        {"version 1", "5:memory:/m\n4:cpu,cpuacct:/a/b\n",
+         "cpu,cpuacct/a/b/cpu.cfs_quota_us=20000;cpu,cpuacct/a/b/cpu.cfs_period_us=10000;", 2},
+        {"version 1, no quota", "4:cpu:/a\n", "cpu/a/cpu.cfs_quota_us=-1;cpu/a/cpu.cfs_period_us=100000;", 8},
+        {"version 1, another controller", "4:cpuset:/a\n",
+         "cpuset/a/cpu.cfs_quota_us=100000;cpuset/a/cpu.cfs_period_us=100000;", 8},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        char *root = make_scratch_directory("test_base"), *groups = xprintf("%s/groups", root),
-             *name = xprintf("cpu_share/%s", cases[i].name);
-        CHECK(write_file(groups, cases[i].groups, strlen(cases[i].groups)) == 0);
-        for (int k = 0; k < 2 && cases[i].file[k]; k++) {
-            char* path = xprintf("%s/%s", root, cases[i].file[k]);
-            *strrchr(path, '/') = '\0';
-            CHECK(make_directories(path) == 0);
-            path[strlen(path)] = '/';
-            CHECK(write_file(path, cases[i].text[k], strlen(cases[i].text[k])) == 0);
-            free(path);
+        Tests at = {.directory = make_scratch_directory("test_base")};
+        char *groups = put_text_file(&at, "groups", cases[i].groups), *name = xprintf("cpu_share/%s", cases[i].name);
+        for (const char* file = cases[i].files; *file; file = strchr(file, ';') + 1) {
+            const char *text = strchr(file, '=') + 1, *slash = text;
+            while (slash > file && *slash != '/') slash--;
+            char* directory = xprintf("%s/%.*s", at.directory, (int)(slash - file), file);
+            char *path = xprintf("%.*s", (int)(text - 1 - file), file),
+                 *line = xprintf("%.*s\n", (int)strcspn(text, ";"), text);
+            CHECK(make_directories(directory) == 0);
+            free(put_text_file(&at, path, line));
+            free(directory), free(path), free(line);
         }
-        int threads = cpu_share_threads(cpu_share_quota(groups, root), 8);
+        int threads = cpu_share_threads(cpu_share_quota(groups, at.directory), 8);
         expect(t, threads == cases[i].threads, name, "%d threads, not %d", threads, cases[i].threads);
-        remove_directory(root);
-        free(root), free(groups), free(name);
+        remove_directory(at.directory);
+        free(at.directory), free(groups), free(name);
     }
 }
 
