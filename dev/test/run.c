@@ -65,16 +65,16 @@ static void disk_renames(const char* from, const char* to) {
     if (stat(parent, &st) == 0 && disk_names_count < DISK_MOST) disk_unflushed_names[disk_names_count++] = st.st_ino;
 }
 
+// Nothing is flushed: what is recorded decides.
 static int test_fsync(int fd) {
-    int result = fsync(fd), why = errno, names = 0;
+    int names = 0;
     struct stat st;
     if (fstat(fd, &st) == 0 && disk_flushed_count < DISK_MOST) disk_flushed[disk_flushed_count++] = st;
     for (int i = 0; i < disk_names_count; i++)
         if (disk_unflushed_names[i] != st.st_ino) disk_unflushed_names[names++] = disk_unflushed_names[i];
     disk_names_count = names;
     disk_event_of("fsync", fd);
-    errno = why;
-    return result;
+    return 0;
 }
 
 static int test_rename(const char* from, const char* to) {
@@ -299,7 +299,7 @@ static char* refusal(void (*body)(const char*), const char* text) {
 
 static void expect_refusal(Tests* t, const char* name, void (*body)(const char*), const char* text, const char* want) {
     char* got = refusal(body, text);
-    expect(t, got && strcmp(got, want) == 0, name, "got %s", got ? got : "another exit status");
+    expect(t, got && strcmp(got, want) == 0, name, "got %s, not %s", got ? got : "another exit status", want);
     free(got);
 }
 
@@ -352,8 +352,9 @@ static void test_scopes(Tests* t) {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         int values[4];
         restore_scopes(values, cases[i].given, cases[i].override);
-        expect(t, memcmp(values, cases[i].values, sizeof values) == 0, cases[i].name, "%d %d %d %d", values[0],
-               values[1], values[2], values[3]);
+        const int* want = cases[i].values;
+        expect(t, memcmp(values, want, sizeof values) == 0, cases[i].name, "%d %d %d %d, not %d %d %d %d", values[0],
+               values[1], values[2], values[3], want[0], want[1], want[2], want[3]);
     }
     expect_refusal(t, "settings/a flag that contradicts the run", restore_contradiction, "1000",
                    "error: --run 1 contradicts the run that is resumed (file has 2); leave it out, or add --override "
@@ -434,7 +435,7 @@ static void test_overflow(Tests* t) {
         LossScaleRule rule = {cases[i].kind, 2000};
         char* name = xprintf("overflow/%s", cases[i].name);
         int got = steps_is_overflow(rule, cases[i].loss, cases[i].norm, cases[i].scale);
-        expect(t, got == cases[i].want, name, "got %d", got);
+        expect(t, got == cases[i].want, name, "%d, not %d", got, cases[i].want);
         free(name);
     }
 }
@@ -753,8 +754,8 @@ static void test_shards(Tests* t) {
         tiny_begin();
         free(in_ranks(3, save_rank, 7 | cases[i].saved, DONE, &wrote));
         char* said = refusal(refuse_shards, cases[i].how);
-        expect(t, wrote && said && strstr(said, cases[i].message) && strncmp(said, "error: ", 7) == 0, name, "got %s",
-               said ? said : "another exit status");
+        expect(t, wrote && said && strstr(said, cases[i].message) && strncmp(said, "error: ", 7) == 0, name,
+               "got %s, not %s", said ? said : "another exit status", cases[i].message);
         tiny_end();
         free(name), free(said);
     }
@@ -859,7 +860,7 @@ static void test_retention(Tests* t) {
         char* name = xprintf("checkpoint/kept with %s", cases[i].name);
         char* left = kept_steps(cases[i].keep, cases[i].every, cases[i].count, cases[i].spoil);
         // Incomplete checkpoints do not count: in the last case step 2 is the second complete one.
-        expect(t, strcmp(left, cases[i].left) == 0, name, "left: %s", left);
+        expect(t, strcmp(left, cases[i].left) == 0, name, "steps %sare left, not %s", left, cases[i].left);
         free(name), free(left);
     }
 }
@@ -1153,34 +1154,42 @@ static void test_state(Tests* t) {
     Json json;
     Text text = {NULL, 0, 0};
     char error[JSON_ERROR_SIZE];
+    case_begin(t, "state/the best validation, and what a checkpoint reads back");
     memset(&s, 0, sizeof s), memset(&saved, 0, sizeof saved);
     best_judge(b, 0, 1);
-    expect_that(t, b->step == 0 && b->judged == 0, "best/a validation before the first step does not count");
+    EXPECT(t, b->step == 0 && b->judged == 0);  // before the first step
     best_judge(b, 10, 5), best_judge(b, 20, 4), best_judge(b, 30, 4), best_judge(b, 40, NAN), best_judge(b, 40, 1);
-    expect_that(t, b->step == 20 && b->loss == 4 && b->judged == 40, "best/equal, not finite and repeated ones");
+    EXPECT(t, b->step == 20 && b->loss == 4 && b->judged == 40);  // not equal, not finite, not repeated ones
     s.step = saved.step = 40, s.samples = 320, s.data = UINT32_MAX, s.matmul_plans = (char*)"plans";
     s.has_outliers = 1, s.outliers.loss.value[0] = 1.5, s.outliers.loss.count = 1;
     s.scale.scale = (real)0.5, s.scale.updates = 40;
     text_append(&text, "{", 1);
     state_put(&text, &s);
     text_append(&text, "}", 1);
-    expect_that(t, json_parse(&json, text.text, text.length, error) == 0, "state/is JSON");
+    if (json_parse(&json, text.text, text.length, error) != 0) die(FAILED, "%s", error);
     state_get(&saved, json.root, "file");
-    expect_that(t, memcmp(&saved.best, b, sizeof *b) == 0, "state/the best validation is read back");
-    expect_that(t, saved.samples == 320 && saved.data == UINT32_MAX && !saved.fp8, "state/counts are read back");
-    expect_that(t, saved.scale.scale == (real)0.5 && saved.scale.updates == 40, "state/the loss scale is read back");
-    expect_that(t, saved.outliers.loss.count == 1 && saved.outliers.loss.value[0] == 1.5 && !saved.outliers.norm.count,
-                "state/the outliers are read back");
-    expect_that(t, strcmp(saved.matmul_plans, "plans") == 0, "state/a text is read back");
+    EXPECT(t, memcmp(&saved.best, b, sizeof *b) == 0);
+    EXPECT(t, saved.samples == 320 && saved.data == UINT32_MAX && !saved.fp8);
+    EXPECT(t, saved.scale.scale == (real)0.5 && saved.scale.updates == 40);
+    EXPECT(t, saved.outliers.loss.count == 1 && saved.outliers.loss.value[0] == 1.5 && !saved.outliers.norm.count);
+    EXPECT(t, strcmp(saved.matmul_plans, "plans") == 0);
+    case_end(t);
     json_free(&json), state_free(&saved);
     free(text.text);
 }
 
 static void test_average(Tests* t) {
+    static const struct {
+        int step;
+        double rate;
+    } cases[] = {{3, 1}, {6, 0.25}, {99, 0.1}};
     WeightAverage a = {.decay = 0.9, .start = 3};
-    int rates = !weight_average_is_on(&a, 2) && weight_average_is_on(&a, 3) && weight_average_rate(&a, 3) == 1 &&
-                fabs(weight_average_rate(&a, 6) - 0.25) < 1e-12 && fabs(weight_average_rate(&a, 99) - 0.1) < 1e-12;
-    expect_that(t, rates, "average/rates");
+    expect_that(t, !weight_average_is_on(&a, 2) && weight_average_is_on(&a, 3), "average/begins at its start");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        double got = weight_average_rate(&a, cases[i].step);
+        expect(t, fabs(got - cases[i].rate) < 1e-12, "average/rates", "step %d: %g, not %g", cases[i].step, got,
+               cases[i].rate);
+    }
 }
 
 int main(int argc, char** argv) {
