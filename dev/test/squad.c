@@ -55,27 +55,9 @@ static void expect_origins(Tests* t, const WordPiece* words, const char* text, s
     token_ids_free(&ids), token_ids_free(&plain);
 }
 
+// Tokens of a vocabulary of bytes. check_squad.py compares the origins of words.
 static void test_origins(Tests* t) {
-    static const struct {
-        const char *text, *want;
-    } cases[] = {
-        {" a  cafes.", "a@1-2 cafe@4-8 ##s@8-9 .@9-10"},
-        // Composed and decomposed characters. Removed characters belong to a token only inside it.
-        {"cafe\xcc\x81s cafe\xcc\x81", "cafe@0-4 ##s@6-7 cafe@8-12"},
-        {"\xe2\x80\x8b"
-         "ca\xc2\xad"
-         "fe\xe2\x80\x8b",
-         "cafe@3-9"},
-        {"a\xe4\xb8\xad\xe4\xb8\xad"
-         "b",
-         "a@0-1 \xe4\xb8\xad@1-4 \xe4\xb8\xad@4-7 b@7-8"},
-        {"a[SEP]b [sep]", "a@0-1 [SEP]@1-6 b@6-7 [UNK]@8-9 [UNK]@9-12 [UNK]@12-13"},
-        // Parts of a syllable: both tokens come from the whole syllable.
-        {"\xea\xb0\x80", "\xe1\x84\x80@0-3 ##\xe1\x85\xa1@0-3"},
-        {"\xea\xb0\x80\xeb\x82\x98", "\xe1\x84\x80@0-3 ##\xe1\x85\xa1\xe1\x84\x82@0-6 ##\xe1\x85\xa1@3-6"},
-    };
-    for (size_t i = 0; i < COUNT_OF(cases); i++)
-        expect_origins(t, &words, cases[i].text, strlen(cases[i].text), cases[i].want);
+    expect_origins(t, &words, " a  cafe\xcc\x81s.", 13, "a@1-2 cafe@4-8 ##s@10-11 .@11-12");
     Text bytes = {NULL, 0, 0};
     int byte_of[BYTE_ALPHABET_END];
     byte_alphabet(byte_of);
@@ -107,14 +89,20 @@ static char* put_question(const Tests* t, const char* context, const char* quest
     return path;
 }
 
-// Windows as "tokens second first last", one after the other.
-static void expect_windows(Tests* t, const char* name, const char* context, const char* question, const char* rest,
-                           SquadSettings settings, const char* want) {
+// The windows of a question about a context, as "tokens second first last", one after the other.
+typedef struct {
+    const char *name, *context, *question, *rest;
+    int T, stride;
+    SquadUse use;
+    const char* want;
+} SquadWindows;
+
+static void expect_windows(Tests* t, const SquadWindows* c) {
     Squad s;
     Examples e;
     Text got = {NULL, 0, 0};
-    char* path = put_question(t, context, question, rest);
-    squad_open(&s, &e, path, &words, settings);
+    char* path = put_question(t, c->context, c->question, c->rest);
+    squad_open(&s, &e, path, &words, settings_of(c->T, c->stride, c->use));
     text_append(&got, "", 0);
     for (int i = 0; i < e.count; i++) {
         text_printf(&got, i ? ", " : "");
@@ -125,7 +113,8 @@ static void expect_windows(Tests* t, const char* name, const char* context, cons
         }
         text_printf(&got, "%d %d %d", e.second[i], e.label[2 * i], e.label[2 * i + 1]);
     }
-    expect(t, e.targets == 2 && s.windows == e.count && strcmp(got.text, want) == 0, name, got.text);
+    expect(t, e.targets == 2 && s.windows == e.count && strcmp(got.text, c->want) == 0, c->name, "'%s', not '%s'",
+           got.text, c->want);
     squad_close(&s), examples_close(&e);
     free(got.text), free(path);
 }
@@ -134,32 +123,33 @@ static void expect_windows(Tests* t, const char* name, const char* context, cons
 #define ANSWER(start, text) ", \"answers\": [" GOLD(start, text) "]"
 
 static void test_windows(Tests* t) {
-    SquadSettings two = settings_of(11, 2, SQUAD_TRAIN);
-    expect_windows(t, "one window", "a b c", "d e?", ANSWER("2", "b c"), two, "[CLS] d e ? [SEP] a b c [SEP] 5 6 7");
-    expect_windows(t, "windows share two tokens", "a b c d e f g", "h ?", ANSWER("4", "c d"),
-                   settings_of(10, 2, SQUAD_TRAIN),
-                   "[CLS] h ? [SEP] a b c d e [SEP] 4 6 7, [CLS] h ? [SEP] d e f g [SEP] 4 0 0");
-    expect_windows(t, "an answer in two windows, in one as its last token", "a b c d e f g", "h ?", ANSWER("8", "e"),
-                   settings_of(10, 2, SQUAD_TRAIN),
-                   "[CLS] h ? [SEP] a b c d e [SEP] 4 8 8, [CLS] h ? [SEP] d e f g [SEP] 4 5 5");
-    expect_windows(t, "a question that is too long", "a b", "c d e f g h", ANSWER("0", "a b"), two,
-                   "[CLS] c d e f [SEP] a b [SEP] 6 6 7");
-    expect_windows(t, "a context without tokens", " \\u200b", "a", ANSWER("0", " "), two, "[CLS] a [SEP] [SEP] 3 0 0");
-    expect_windows(t, "answer_start counts characters", "\\u4e2d\xe4\xb8\xad\\ud83d\\ude00 caf\xc3\xa9 a", "b",
-                   ANSWER("4", "caf\\u00e9"), settings_of(12, 1, SQUAD_TRAIN),
-                   "[CLS] b [SEP] \xe4\xb8\xad \xe4\xb8\xad [UNK] cafe a [SEP] 3 6 6");
-    expect_windows(t, "an answer that is part of a word", "a cafes b", "c", ANSWER("3", "afe"), two,
-                   "[CLS] c [SEP] a cafe ##s b [SEP] 3 4 4");
-    expect_windows(t, "tokens of one character", "a \\uac00 b", "c", ANSWER("2", "\\uac00"), two,
-                   "[CLS] c [SEP] a \xe1\x84\x80 ##\xe1\x85\xa1 b [SEP] 3 4 5");
-    expect_windows(t, "the first of several answers", "a b c", "d",
-                   ", \"answers\": [" GOLD("4", "c") ", " GOLD("0", "a") "]", two, "[CLS] d [SEP] a b c [SEP] 3 5 5");
-    expect_windows(t, "no answer", "a b c", "d", ", \"answers\": [], \"is_impossible\": true", two,
-                   "[CLS] d [SEP] a b c [SEP] 3 0 0");
-    expect_windows(t, "evaluation of a question without labels", "a b c", "d", ", \"answers\": null",
-                   settings_of(11, 2, SQUAD_EVALUATE), "[CLS] d [SEP] a b c [SEP] 3 0 0");
-    expect_windows(t, "evaluation with a misplaced answer", "a b c", "d", ANSWER("2", "c"),
-                   settings_of(11, 2, SQUAD_EVALUATE), "[CLS] d [SEP] a b c [SEP] 3 0 0");
+    static const SquadWindows cases[] = {
+        {"one window", "a b c", "d e?", ANSWER("2", "b c"), 11, 2, SQUAD_TRAIN, "[CLS] d e ? [SEP] a b c [SEP] 5 6 7"},
+        {"windows share two tokens", "a b c d e f g", "h ?", ANSWER("4", "c d"), 10, 2, SQUAD_TRAIN,
+         "[CLS] h ? [SEP] a b c d e [SEP] 4 6 7, [CLS] h ? [SEP] d e f g [SEP] 4 0 0"},
+        {"an answer in two windows, in one as its last token", "a b c d e f g", "h ?", ANSWER("8", "e"), 10, 2,
+         SQUAD_TRAIN, "[CLS] h ? [SEP] a b c d e [SEP] 4 8 8, [CLS] h ? [SEP] d e f g [SEP] 4 5 5"},
+        {"a question that is too long", "a b", "c d e f g h", ANSWER("0", "a b"), 11, 2, SQUAD_TRAIN,
+         "[CLS] c d e f [SEP] a b [SEP] 6 6 7"},
+        {"a context without tokens", " \\u200b", "a", ANSWER("0", " "), 11, 2, SQUAD_TRAIN,
+         "[CLS] a [SEP] [SEP] 3 0 0"},
+        {"answer_start counts characters", "\\u4e2d\xe4\xb8\xad\\ud83d\\ude00 caf\xc3\xa9 a", "b",
+         ANSWER("4", "caf\\u00e9"), 12, 1, SQUAD_TRAIN,
+         "[CLS] b [SEP] \xe4\xb8\xad \xe4\xb8\xad [UNK] cafe a [SEP] 3 6 6"},
+        {"an answer that is part of a word", "a cafes b", "c", ANSWER("3", "afe"), 11, 2, SQUAD_TRAIN,
+         "[CLS] c [SEP] a cafe ##s b [SEP] 3 4 4"},
+        {"tokens of one character", "a \\uac00 b", "c", ANSWER("2", "\\uac00"), 11, 2, SQUAD_TRAIN,
+         "[CLS] c [SEP] a \xe1\x84\x80 ##\xe1\x85\xa1 b [SEP] 3 4 5"},
+        {"the first of several answers", "a b c", "d", ", \"answers\": [" GOLD("4", "c") ", " GOLD("0", "a") "]", 11, 2,
+         SQUAD_TRAIN, "[CLS] d [SEP] a b c [SEP] 3 5 5"},
+        {"no answer", "a b c", "d", ", \"answers\": [], \"is_impossible\": true", 11, 2, SQUAD_TRAIN,
+         "[CLS] d [SEP] a b c [SEP] 3 0 0"},
+        {"evaluation of a question without labels", "a b c", "d", ", \"answers\": null", 11, 2, SQUAD_EVALUATE,
+         "[CLS] d [SEP] a b c [SEP] 3 0 0"},
+        {"evaluation with a misplaced answer", "a b c", "d", ANSWER("2", "c"), 11, 2, SQUAD_EVALUATE,
+         "[CLS] d [SEP] a b c [SEP] 3 0 0"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) expect_windows(t, &cases[i]);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -429,67 +419,6 @@ static void test_write(Tests* t) {
 // ---------------------------------------------------------------------------------------------------------
 // Scores
 
-static void test_normalize(Tests* t) {
-    static const struct {
-        const char *text, *want;
-    } cases[] = {
-        {"", ""},
-        {"The  cat's\t\"pyjamas\"!", "cats pyjamas"},
-        {"A.An(the)", "aanthe"},
-        {"theatre banana a1 1a a_b", "theatre banana a1 1a ab"},
-        {"\xc3\x89"
-         "COLE the\xc2\xa0\xc3\xa9t\xc3\xa9 \xe3\x80\x80",
-         "\xc3\xa9"
-         "cole \xc3\xa9t\xc3\xa9"},
-        {"x\x1c"
-         "a\x1f"
-         "y\x0b\x0c\xc2\x85z\xe2\x80\xa8w",
-         "x y z w"},
-        // A combining accent is not a letter; typographic quotes are not ASCII punctuation.
-        {"a\xcc\x81 b", "\xcc\x81 b"},
-        {"\xe2\x80\x9cthe\xe2\x80\x9d \xe2\x80\x98"
-         "a b",
-         "\xe2\x80\x9c \xe2\x80\x9d \xe2\x80\x98 b"},
-        {"\xc4\xb0"
-         "A",
-         "i\xcc\x87"},
-        {"\xce\x9f\xce\x94\xce\x9f\xce\xa3 \xcf\x82", "\xce\xbf\xce\xb4\xce\xbf\xcf\x83 \xcf\x83"},
-        {"\xff", "\xef\xbf\xbd"},
-    };
-    Text out = {NULL, 0, 0};
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        squad_normalize(&out, cases[i].text, strlen(cases[i].text));
-        char* name = xprintf("normalized: \"%s\"", cases[i].want);
-        expect(t, strcmp(out.text, cases[i].want) == 0, name, out.text);
-        free(name);
-    }
-    free(out.text);
-}
-
-static void test_match(Tests* t) {
-    static const struct {
-        const char *answer, *gold;
-        double exact, f1, f1_v2;
-    } cases[] = {
-        {"a b c", "the b, c", 1, 1, 1}, {"b c", "c b", 0, 1, 1}, {"b b c", "b c c", 0, 2.0 / 3, 2.0 / 3},
-        {"b", "b c d e", 0, 0.4, 0.4},  {"b", "c", 0, 0, 0},     {"", "b", 0, 0, 0},
-        {"the", "b", 0, 0, 0},          {"the", "!", 1, 0, 1},   {"bc b", "b", 0, 2.0 / 3, 2.0 / 3},
-    };
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        Text a = {NULL, 0, 0}, b = {NULL, 0, 0};
-        squad_normalize(&a, cases[i].answer, strlen(cases[i].answer));
-        squad_normalize(&b, cases[i].gold, strlen(cases[i].gold));
-        SquadMatch old = squad_match(&a, &b, 0), two = squad_match(&a, &b, 1);
-        char* name = xprintf("\"%s\" for \"%s\"", cases[i].answer, cases[i].gold);
-        char* why = xprintf("%g %g %g", old.exact, old.f1, two.f1);
-        expect(t,
-               old.exact == cases[i].exact && two.exact == old.exact && fabs(old.f1 - cases[i].f1) < 1e-15 &&
-                   fabs(two.f1 - cases[i].f1_v2) < 1e-15,
-               name, "%s", why);
-        free(name), free(why), free(a.text), free(b.text);
-    }
-}
-
 static void test_score(Tests* t) {
     // clang-format off
     static const char file[] =
@@ -670,8 +599,6 @@ int main(int argc, char** argv) {
     test_answer(&t, 1);
     test_answer_windows(&t);
     test_write(&t);
-    test_normalize(&t);
-    test_match(&t);
     test_score(&t);
     wordpiece_free(&words);
     return tests_close(&t);
