@@ -223,52 +223,6 @@ static void test_json_writer(Tests* t) {
     free(text.text);
 }
 
-static void look_up(void* state) {
-    Json json;
-    char error[JSON_ERROR_SIZE];
-    const char* text = "{\"n\":12,\"x\":1.5,\"s\":\"gelu\",\"b\":true,\"none\":null,\"nul\":\"a\\u0000\",\"big\":1e3}";
-    if (json_parse(&json, text, strlen(text), error) != 0) die(FAILED, "%s", error);
-    const char *file = "config.json", *key = (const char*)state;
-    if (strcmp(key, "all") == 0) {
-        printf("%lld %g %s %d %lld %s %g %g", (long long)json_get_int(json.root, "n", file),
-               json_get_double(json.root, "x", file), json_get_string(json.root, "s", file),
-               json_get_bool(json.root, "b", file), (long long)json_get_int_or(json.root, "none", -1, file),
-               json_get_string_or(json.root, "absent", "none", file), json_get_double_or(json.root, "n", 0, file),
-               json_get_double(json.root, "n", file));
-    } else if (strcmp(key, "s") == 0 || strcmp(key, "big") == 0 || strcmp(key, "absent") == 0) {
-        json_get_int(json.root, key, file);
-    } else if (strcmp(key, "nul") == 0) {
-        json_get_string(json.root, key, file);
-    } else {
-        json_get_bool_or(json.root, key, 0, file);
-    }
-    json_free(&json);
-}
-
-static void test_json_lookup(Tests* t) {
-    static const struct {
-        const char *key, *output;
-        int status;
-    } cases[] = {
-        {"all", "12 1.5 gelu 1 -1 none 12 12", 0},
-        {"s", "error: config.json: key \"s\": is a string, but a number is needed\n", 2},
-        {"big", "error: config.json: key \"big\": is 1e3, but a whole number is needed\n", 2},
-        {"absent", "error: config.json: key \"absent\": missing; a number is needed\n", 2},
-        {"nul", "error: config.json: key \"nul\": the string contains \\u0000\n", 2},
-        {"n", "error: config.json: key \"n\": is a number, but true or false is needed\n", 2},
-        {"none", "", 0},
-    };
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        Text output = {NULL, 0, 0};
-        char* name = xprintf("json/look up %s", cases[i].key);
-        int status = run_in_child(&output, STDOUT_AND_STDERR, look_up, (void*)cases[i].key);
-        expect(t, status == cases[i].status && strcmp(output.text, cases[i].output) == 0, name, "status %d, '%s'",
-               status, output.text);
-        free(name);
-        free(output.text);
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // Flags
 
@@ -780,7 +734,6 @@ int main(int argc, char** argv) {
     test_json_depth(&t);
     test_json_vocabulary(&t);
     test_json_writer(&t);
-    test_json_lookup(&t);
     test_flags(&t);
     test_flags_saved(&t);
     test_philox(&t);

@@ -74,6 +74,14 @@ static char** words_read(const char* path, int* argc) {
     return argv;
 }
 
+// A text that ends where the file ends, without a NUL, so that a sanitizer sees what is read behind it.
+static char* read_exactly(const char* path, size_t* n) {
+    char *text = read_file(path, SIZE_MAX, n, USAGE), *exact = (char*)xmalloc(*n);
+    memcpy(exact, text, *n);
+    free(text);
+    return exact;
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // JSON, the log
 
@@ -93,10 +101,9 @@ static void json_read(void) {
     Json json;
     char error[JSON_ERROR_SIZE];
     size_t n;
-    char *text = read_file(CASE_DIR "/input.json", SIZE_MAX, &n, USAGE), *exact = (char*)xmalloc(n);
-    memcpy(exact, text, n);  // without a NUL, so that a sanitizer sees what is read behind it
-    if (json_parse(&json, exact, n, error) != 0) die(USAGE, "%s", error);
-    free(text), free(exact);
+    char* text = read_exactly(CASE_DIR "/input.json", &n);
+    if (json_parse(&json, text, n, error) != 0) die(USAGE, "%s", error);
+    free(text);
     json_walk(json.root, 0);
     json_free(&json);
 }
@@ -226,7 +233,7 @@ static void bpe_read(void) {
             fuzz_broken("token %d has %zu bytes", id, n);
     }
     if (!file_exists(CASE_DIR "/gpt2_tokenizer.bin") && bpe_open(&b, CASE_DIR) == 0) {
-        char* text = read_file(CASE_DIR "/text.txt", SIZE_MAX, &n, USAGE);
+        char* text = read_exactly(CASE_DIR "/text.txt", &n);
         size_t count = bpe_encode(&ids, &b, text, n, AS_TOKEN);
         for (size_t i = 0; i < count; i++)
             if (!tokenizer_decode(&t, ids[i], &length)) fuzz_broken("token %d of %d", ids[i], t.size);
@@ -247,7 +254,7 @@ static void wordpiece_read(void) {
     size_t n;
     TokenIds ids = {NULL, 0, 0};
     Text decoded = {NULL, 0, 0};
-    char* text = read_file(CASE_DIR "/text.txt", SIZE_MAX, &n, USAGE);
+    char* text = read_exactly(CASE_DIR "/text.txt", &n);
     wordpiece_encode(&ids, &w, text, n);
     for (size_t i = 0; i < ids.count; i++)
         if (ids.id[i] < 0 || ids.id[i] >= w.size) fuzz_broken("token %d of %d", ids.id[i], w.size);
