@@ -126,6 +126,7 @@ static void test_json_bad(Tests* t) {
         {"\"\\ud800\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\ud800\\u0041\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\ud800\\udbff\"", "line 1 column 2: half of a surrogate pair"},
+        {"\"\\ud800\\ue000\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\udc00\\ud800\"", "line 1 column 2: half of a surrogate pair"},
         {"\"a\nb\"", "line 1 column 3: control character 0x0a in a string; it must be escaped"},
         {"\"\xC3\xA9\xFF\"", "line 1 column 3: byte 0xff is not valid UTF-8"},
