@@ -1,6 +1,6 @@
-/* Tests of byte-level BPE encoding (llmc/text/bpe.h): merges, special tokens, long words, the files of a vocabulary, and
- * refused files. Expected tokens are those of `tokenizers` 0.23. dev/test/check_bpe.py compares megabytes, with bytes
- * that are no UTF-8 among them, and runs this program for them:
+/* Tests of byte-level BPE encoding (llmc/text/bpe.h): merges, special tokens, long words, the files of a vocabulary,
+ * and refused files. Expected tokens are those of `tokenizers` 0.23. dev/test/check_bpe.py compares megabytes, with
+ * bytes that are no UTF-8 among them, and runs this program for them:
  *
  *     test_bpe words|text|token DIRECTORY FILE...
  *

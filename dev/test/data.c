@@ -1,5 +1,5 @@
-/* Tests of llmc/data, of masked batches and of WordPiece: what is written reads back, batches agree however they are cut,
- * and bad files end with exit status 2 and one line that names them.
+/* Tests of llmc/data, of masked batches and of WordPiece: what is written reads back, batches agree however they are
+ * cut, and bad files end with exit status 2 and one line that names them.
  *
  *     ./test_data [NAME]                               the tests whose name contains NAME
  *     ./test_data wordpiece VOCABULARY_FOLDER FILE     the tokens of each line, for dev/test/check_wordpiece.py

@@ -1,8 +1,8 @@
 /* Inputs of the fuzzer, and how they are mutated.
  *
- * An input is a few files with names. Each mutation draws one of them: a binary file is changed byte by byte, most often
- * in its place, so that its length stays the one that its header gives; a text token by token. Every draw comes from one
- * stream, so that an input is a function of (seed, reader, number). */
+ * An input is a few files with names. Each mutation draws one of them: a binary file is changed byte by byte, most
+ * often in its place, so that its length stays the one that its header gives; a text token by token. Every draw comes
+ * from one stream, so that an input is a function of (seed, reader, number). */
 #ifndef FUZZ_MUTATE_H
 #define FUZZ_MUTATE_H
 

@@ -1,5 +1,5 @@
-/* The fuzzer's interface to a trainer. Include it after the trainer's source and two functions: fuzz_validate() evaluates
- * held-out data, fuzz_step() trains a step. */
+/* The fuzzer's interface to a trainer. Include it after the trainer's source and two functions: fuzz_validate()
+ * evaluates held-out data, fuzz_step() trains a step. */
 #ifndef FUZZ_TRAINER_H
 #define FUZZ_TRAINER_H
 
