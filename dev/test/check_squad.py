@@ -2,15 +2,15 @@
 """Do llmc/tune/squad.h and squad_match.h cut, label, answer and score as `tokenizers` and the official scripts
 do?
 
-Every window of a file (token ids, origins of tokens, labels), then of contexts and questions of odd characters; which
+Every window of contexts and questions of odd characters, and of a file (ids, origins of tokens, labels); which
 answer is chosen for made-up logits; how texts are normalized, with every character among them; exact match and F1 of
 answers made to be hard, each of them and all together, of v1.1 and of v2.0. Labelling, answering and scoring are
 written here from their definitions.
 
     check_squad.py TEST_SQUAD [VOCABULARY_FOLDER FILE]
 
-TEST_SQUAD is the built dev/test/squad.c. Without a file, only odd characters are compared, with a vocabulary made of them.
-`make test` takes folder and file from LLMC_TEST_DATA (docs/testing.md).
+TEST_SQUAD is the built dev/test/squad.c. Without a file, only odd characters are compared, with a vocabulary made of
+them. `make test` takes folder and file from LLMC_TEST_DATA (docs/testing.md).
 Prints a line a case and `N passed, N failed, N skipped`.
 """
 
@@ -68,8 +68,9 @@ def label_of(context_at, origins, answer):
 
 
 def windows_of(library, question, context, T, stride):
-    """(position of the second segment, ids, offsets in the context) of each window: the library cuts the context into what
-    the question leaves. It would cut pairs too, but since 0.23.1 misses windows behind the first T tokens (its issue 2091)."""
+    """(position of the second segment, ids, offsets in the context) of each window: the library cuts the context into
+    what the question leaves. It would cut pairs too, but since 0.23.1 misses windows behind the first T tokens (its
+    issue 2091)."""
     library.no_truncation()
     cls, sep = library.token_to_id("[CLS]"), library.token_to_id("[SEP]")
     head = [cls, *library.encode(question, add_special_tokens=False).ids, sep]
@@ -233,7 +234,7 @@ def scrambled(rng, text, others):
     words = text.split()
     odd = "".join(rng.choice(ODD) for _ in range(rng.randint(1, 12)))
     accents = "".join(rng.choice(["e\u0301", "\u00e9", "\u0130", "\u1e9e", c, c.upper()]) for c in text)
-    space = rng.choice(["\u00a0", "\u2003", "\x1f", "\x85", "\u200b", "\t\n", "  ", "\u4e2d", "\u0301", "\ufb01", "\u2019"])
+    space = rng.choice(["\u00a0", "\u2003", "\x1f", "\x85", "\u200b", "\t\n", "  ", *"\u4e2d\u0301\ufb01\u2019"])
     return rng.choice([
         text, "", odd, accents,
         text.swapcase() + rng.choice(["", ".", "\u00a0", "\u2019s", "\n\"'"]),
@@ -323,7 +324,8 @@ def make_vocabulary(folder):
     """Odd characters, alone and inside words, and some words."""
     words = {part for text in ODD for part in unicodedata.normalize("NFD", text.lower()) if not part.isspace()}
     words |= {"the", "un", "##aff", "##able", "inter", "##nation", "##al", "of", "##000"}
-    lines = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(words), *sorted("##" + w for w in words if w.isalpha())]
+    parts = sorted("##" + word for word in words if word.isalpha())
+    lines = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(words), *parts]
     os.mkdir(folder)
     with open(os.path.join(folder, "vocab.txt"), "w", encoding="utf-8", errors="surrogatepass") as f:
         f.write("\n".join(dict.fromkeys(lines)) + "\n")

@@ -1,6 +1,6 @@
-/* Tests of the stories that builtin_corpus writes, whose bytes dev/test/text.sh holds: the entropy of a smaller world is
- * the analytic one; a reader that knows English but not the generator finds the answers; any tokenizer encodes a word as
- * its token; no question of the exam is answered in the training set; a trainer reads the generator's losses.
+/* Tests of the stories that builtin_corpus writes, whose bytes dev/test/text.sh holds: the entropy of a smaller world
+ * is the analytic one; a reader that knows English but not the generator finds the answers; any tokenizer encodes a
+ * word as its token; no question of the exam is answered in the training set; a trainer reads the generator's losses.
  *
  *     ./test_world [NAME]      the tests whose name contains NAME
  *
