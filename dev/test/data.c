@@ -43,7 +43,7 @@ static void test_shards_round_trip(Tests* t) {
             int n = 200 - offset < 60 ? 200 - offset : 60;
             memset(got, 0xff, sizeof(got));
             shards_read(&s, 1, (uint64_t)offset, (size_t)n, got, NULL);
-            for (int i = 0; i < n; i++) EXPECT(t, got[i] == first + offset + i);
+            for (int i = 0; i < n; i++) EXPECT_EQ(t, got[i], first + offset + i);
             EXPECT(t, n == 200 || got[n] == -1);
         }
         shards_close(&s);
@@ -57,7 +57,7 @@ static int put_far(Tests* t, const char* path, const void* bytes, size_t n, uint
     ssize_t put = pwrite(fd, bytes, n, (off_t)offset);
     if (put < 0 && (errno == EFBIG || errno == ENOSPC || errno == EINVAL))
         t->skip = xprintf("%s: %s at %llu bytes", path, strerror(errno), (unsigned long long)offset);
-    else EXPECT(t, put == (ssize_t)n);
+    else EXPECT_EQ(t, put, (ssize_t)n);
     close(fd);
     return put == (ssize_t)n;
 }
@@ -77,7 +77,7 @@ static void test_shards_beyond_32_bits(Tests* t) {
         BatchLm b;
         int got[3], inputs[T], targets[T];
         shards_open(&s, path);
-        EXPECT(t, s.tokens == count);
+        EXPECT_EQ(t, s.tokens, count);
         shards_read(&s, 0, count - 3, 3, got, NULL);
         EXPECT(t, got[0] == 1000 + LAST - 3 && got[2] == 1000 + LAST - 1);
         shards_read(&s, 0, 0, 3, got, NULL);
@@ -159,7 +159,7 @@ static void test_shards_fingerprint(Tests* t) {
     uint32_t crc[4];
     char *path = put_shard(t, "a.bin", 0, 50000, 2), *other = path_in(t, "z.bin");
     for (int i = 0; i < 4; i++) {
-        if (i == 1) EXPECT(t, rename(path, other) == 0);
+        if (i == 1) EXPECT_EQ(t, rename(path, other), 0);
         if (i == 2) free(put_shard(t, "z.bin", 0, 50001, 2));
         if (i == 3) {
             uint16_t token = 9;
@@ -171,7 +171,7 @@ static void test_shards_fingerprint(Tests* t) {
         crc[i] = shards_fingerprint(&s);
         shards_close(&s);
     }
-    EXPECT(t, crc[0] == crc[1]);
+    EXPECT_EQ(t, crc[0], crc[1]);
     EXPECT(t, crc[0] != crc[2]);
     EXPECT(t, crc[2] != crc[3]);
     free(path);
@@ -193,7 +193,7 @@ static void test_shards_scan(Tests* t) {
                 const int large = width == 2 ? 65535 : -2;  // as unsigned numbers the largest but one
                 char* path = path_in(t, "scan.bin");
                 tokens[places[i]] = tokens[n - 1] = large;
-                EXPECT(t, shard_write(path, tokens, (uint64_t)n, width) == 0);
+                EXPECT_EQ(t, shard_write(path, tokens, (uint64_t)n, width), 0);
                 tokens[places[i]] = tokens[n - 1] = 0;
                 shards_open(&s, path);
                 token_scan_read(&scan, &s.shard[0]);
@@ -308,7 +308,7 @@ static void test_batch_mask(Tests* t) {
     batch_lm_read(&b, 0, inputs, targets, NULL);
     for (int i = 0; i < 4 * T; i++) {
         int token = inputs[i] + 1, counts = i / T == 2 || (i / T < 2 && token % 3 == 0);
-        EXPECT(t, targets[i] == (counts ? token : -1));
+        EXPECT_EQ(t, targets[i], counts ? token : -1);
     }
     EXPECT(t, batch_lm_count(&b, 0, 1) == 3 && batch_lm_count(&b, 1, 1) == 4 && batch_lm_count(&b, 2, 1) == T);
     EXPECT(t, batch_lm_count(&b, 3, 1) == 0 && batch_lm_count(&b, 0, 4) == 7 + T);
@@ -353,7 +353,7 @@ static void test_batch_shuffle(Tests* t) {
             batch_lm_read(&other, (uint64_t)(epoch * WINDOWS + i), inputs, targets, NULL);
             as_other += inputs[0] == first[epoch][i];
         }
-        for (int i = 0; i < WINDOWS; i++) EXPECT(t, seen[i] == 1);
+        for (int i = 0; i < WINDOWS; i++) EXPECT_EQ(t, seen[i], 1);
     }
     EXPECT(t, same < 20 && in_order < 20 && as_other < 20);
     batch_lm_free(&one), batch_lm_free(&other);
@@ -695,7 +695,7 @@ static void test_sentences_round_trip(Tests* t) {
                       s.files.shard[0].width == (documents == 2 ? 2 : 4));
         EXPECT(t, (int)s.files.tokens == m.tokens && s.vocabulary.mask == MASK && s.vocabulary.cls == CLS);
         for (int d = 0, token = 0; d < m.documents && !t->is_bad; d++) {
-            EXPECT(t, (int)s.document[d].sentences == m.sentences[d]);
+            EXPECT_EQ(t, (int)s.document[d].sentences, m.sentences[d]);
             for (int k = 0; k < m.sentences[d]; k++) {
                 int got[64], n = (int)sentences_length(&s, (uint64_t)d, (uint32_t)k, (uint32_t)k + 1);
                 sentences_read(got, &s, (uint64_t)d, (uint32_t)k, 0, (size_t)n, NULL);
@@ -735,9 +735,9 @@ static void test_sentences_beyond_32_bits(Tests* t) {
         EXPECT(t, s.documents == 2 && s.files.tokens == h.tokens && s.document[0].sentences == 2);
         EXPECT(t, sentences_length(&s, 0, 0, 1) == h.tokens - LAST && sentences_length(&s, 1, 0, 1) == 5);
         sentences_read(got, &s, 0, 1, 3, 12, NULL);
-        for (int i = 0; i < 12; i++) EXPECT(t, got[i] == 103 + i);
+        for (int i = 0; i < 12; i++) EXPECT_EQ(t, got[i], 103 + i);
         sentences_read(got, &s, 1, 0, 0, 5, NULL);
-        for (int i = 0; i < 5; i++) EXPECT(t, got[i] == 115 + i);
+        for (int i = 0; i < 5; i++) EXPECT_EQ(t, got[i], 115 + i);
         sentences_close(&s);
     }
     unlink(path);
@@ -825,7 +825,7 @@ static void check_sequence(Tests* t, MlmCounts* c, const Made* m, const MlmData*
     c->full += length == data->T;
     int a_last = text[sep - 1] - FIRST_TOKEN, document = m->document[a_last];
     if (!next) {
-        EXPECT(t, b->next_targets[s] == -1);
+        EXPECT_EQ(t, b->next_targets[s], -1);
         return;
     }
     int b_first = text[sep + 1] - FIRST_TOKEN, label = b->next_targets[s];
@@ -835,7 +835,7 @@ static void check_sequence(Tests* t, MlmCounts* c, const Made* m, const MlmData*
     if (label == 0) EXPECT(t, b_first > a_last && m->sentence[b_first] > m->sentence[text[begin + 1] - FIRST_TOKEN]);
     if (label == 0 && length < data->T && !data->order)
         EXPECT(t, b_first == a_last + 1 && m->sentence[b_first] == m->sentence[a_last] + 1);
-    if (m->sentences[document] == 1) EXPECT(t, label == 1);
+    if (m->sentences[document] == 1) EXPECT_EQ(t, label, 1);
     c->adjoining += label == 0 && b_first == a_last + 1;
     c->pairs += m->sentences[document] > 1;
     c->random_pairs += m->sentences[document] > 1 && label;
@@ -863,7 +863,7 @@ static void check_batch(Tests* t, MlmCounts* c, const Made* m, const MlmData* da
         int wanted = (int)nearbyint(0.15 * length);
         wanted = wanted < 1 ? 1 : wanted > data->recipe.max_predictions ? data->recipe.max_predictions : wanted;
         for (; k < b->masked && b->masked_rows[k] < end; k++) n++;
-        EXPECT(t, n == wanted);
+        EXPECT_EQ(t, n, wanted);
         squares += (int64_t)length * length;
         EXPECT(t, length <= b->max_length);
         check_sequence(t, c, m, data, b, text, s);
@@ -874,7 +874,7 @@ static void check_batch(Tests* t, MlmCounts* c, const Made* m, const MlmData* da
         if (data->recipe.whole_words) EXPECT(t, cut <= 1);
         c->cut_words += cut;
     }
-    EXPECT(t, squares == b->sum_sq_len);
+    EXPECT_EQ(t, squares, b->sum_sq_len);
     c->tokens += b->rows, c->sequences += b->count, c->masked += b->masked;
     free(text), free(is_masked);
 }
@@ -983,7 +983,7 @@ static void test_mlm_stream(Tests* t) {
             seen[mlm_row(&data, i)]++;
             if (mlm_row(&data, i) == 11) at[i / n] = i;
         }
-        for (uint64_t i = 0; i < n; i++) EXPECT(t, seen[i] == 2);
+        for (uint64_t i = 0; i < n; i++) EXPECT_EQ(t, seen[i], 2);
         EXPECT(t, as_before < n / 4 && as_other < n / 4);
         Text first = sequences_of(&data, at[0], 1, 1), second = sequences_of(&data, at[1], 1, 1);
         EXPECT(t, strcmp(first.text, second.text) != 0);

@@ -84,6 +84,13 @@ __attribute__((format(printf, 2, 3))) static inline void fail(Tests* t, const ch
         if (!(condition)) fail(t, "line %d: %s", __LINE__, #condition);                                                \
     } while (0)
 
+// Integers, of which a failure shows both.
+#define EXPECT_EQ(t, got, want)                                                                                        \
+    do {                                                                                                               \
+        long long is_ = (long long)(got), due_ = (long long)(want);                                                    \
+        if (is_ != due_) fail(t, "line %d: %s is %lld, not %lld", __LINE__, #got, is_, due_);                          \
+    } while (0)
+
 static inline void case_end(Tests* t) {
     if (!t->is_bad && t->skip) skip_case(t, t->name, "%s", t->skip);
     else if (!t->is_bad) expect_that(t, 1, t->name);

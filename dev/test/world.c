@@ -242,16 +242,16 @@ static void test_val_entropy(Tests* t) {
     EXPECT(t, fabs(nats) < 1e-5 && e.bound > 0.26 && e.bound < 0.28);
     val_entropy_close(&e);
     val_entropy_open(&e, &s, 2 * size->T);  // a window is two blocks
-    EXPECT(t, e.blocks == 0);
+    EXPECT_EQ(t, e.blocks, 0);
     val_entropy_close(&e);
     c.text[ENTROPY].length -= 20;  // a block is missing
     free(put_file(t, "val_entropy.txt", c.text[ENTROPY].text, c.text[ENTROPY].length));
     val_entropy_open(&e, &s, size->T);
-    EXPECT(t, e.blocks == 0);
+    EXPECT_EQ(t, e.blocks, 0);
     val_entropy_close(&e), shards_close(&s);
     shards_open(&s, other);  // without a file
     val_entropy_open(&e, &s, size->T);
-    EXPECT(t, e.blocks == 0);
+    EXPECT_EQ(t, e.blocks, 0);
     val_entropy_close(&e), shards_close(&s);
     free(shard), free(other);
     block_free(&b), corpus_free(&c);
