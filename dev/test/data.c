@@ -498,7 +498,7 @@ static void test_safetensors_refused(Tests* t) {
     static const TextChange changes[] = {
         {"{", "{", NULL},
         {"}}", "}}   ", NULL},
-        {"[8,9]", "[4,5]", "\"y\": its bytes overlap those of \"x\""},
+        {"[8,9]", "[7,8]", "\"y\": its bytes overlap those of \"x\""},
         {"\"shape\":[2,1],\"data_offsets\":[0,8]", "\"shape\":[1],\"data_offsets\":[0,4]", "\"y\": 4 bytes before it"},
         {"U8\",\"shape\":[],\"data_offsets\":[8,9]", "U8\",\"shape\":[0],\"data_offsets\":[8,8]", "1 bytes at its end"},
         {"[8,9]", "[8,10]", "\"y\": bytes 8 to 10 are not inside"},
