@@ -1,4 +1,4 @@
-/* Tests of llmc/run: drawing tokens, settings of a resumed run, what reaches the optimizer, the energy meter; and
+/* Tests of llmc/run: drawing tokens, a model's configuration, what reaches the optimizer, the energy meter; and
  * checkpoints: of any number of ranks, written in the background, kept, damaged, cut off by a power cut, and in a
  * directory that another run has taken.
  *
@@ -161,7 +161,6 @@ __attribute__((noreturn)) static inline void test_exit(const ProcessGroup* group
 #include "llmc/checkpoint/resume.h"
 #include "llmc/model/config.h"
 #include "llmc/profile/profiler.h"
-#include "llmc/run/settings.h"
 #include "llmc/run/step.h"
 #include "llmc/use/embed.h"
 #include "llmc/use/generate.h"
@@ -308,57 +307,6 @@ static void test_config(Tests* t) {
                    "error: file: key \"layers\": 0 is out of range; allowed: 1..16777216\n");
     expect_refusal(t, "config/fractions", refuse_file, "{\"layers\": 16777216, \"rate\": 0.75}",
                    "error: file: key \"rate\": 0.75 is out of range; allowed: 0..0.5\n");
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Settings of a resumed run
-
-// A flag of each scope, given as 1 where `given` says so and else 0 by default; the checkpoint has 2 for all.
-static void restore_scopes(int values[4], const char* given, int override) {
-    const char* const saved = "{\"run\": 2, \"free\": 2, \"process\": 2, \"rank\": 2}";
-    Flag rows[] = {
-        {NULL, "--run", FLAG_INT, &values[0], "0", 0, 9, NULL, SCOPE_RUN, TOPIC_NONE, ""},
-        {NULL, "--free", FLAG_INT, &values[1], "0", 0, 9, NULL, SCOPE_FREE, TOPIC_NONE, ""},
-        {NULL, "--process", FLAG_INT, &values[2], "0", 0, 9, NULL, SCOPE_PROCESS, TOPIC_NONE, ""},
-        {NULL, "--rank", FLAG_INT, &values[3], "0", 0, 9, NULL, SCOPE_RANK, TOPIC_NONE, ""},
-    };
-    char *argv[5] = {(char*)"program"}, error[JSON_ERROR_SIZE];
-    int argc = 1;
-    Json json;
-    for (size_t i = 0; i < COUNT_OF(rows); i++)
-        if (given[i] == '1') argv[argc++] = xprintf("%s=1", rows[i].long_name);
-    flags_parse(rows, COUNT_OF(rows), argc, argv, "");
-    if (json_parse(&json, saved, strlen(saved), error) != 0) die(FAILED, "%s", error);
-    settings_restore(rows, COUNT_OF(rows), json.root, override, "file");
-    json_free(&json);
-    while (argc > 1) free(argv[--argc]);
-}
-
-static void restore_contradiction(const char* given) {
-    int values[4];
-    restore_scopes(values, given, 0);
-    die(USAGE, "it was taken");
-}
-
-static void test_scopes(Tests* t) {
-    static const struct {
-        const char *name, *given;
-        int override, values[4];
-    } cases[] = {
-        {"settings/restored by scope", "0000", 0, {2, 2, 0, 0}},
-        {"settings/flags that may change", "0111", 0, {2, 1, 1, 1}},
-        {"settings/--override", "1111", 1, {1, 1, 1, 1}},
-    };
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        int values[4];
-        restore_scopes(values, cases[i].given, cases[i].override);
-        const int* want = cases[i].values;
-        expect(t, memcmp(values, want, sizeof values) == 0, cases[i].name, "%d %d %d %d, not %d %d %d %d", values[0],
-               values[1], values[2], values[3], want[0], want[1], want[2], want[3]);
-    }
-    expect_refusal(t, "settings/a flag that contradicts the run", restore_contradiction, "1000",
-                   "error: --run 1 contradicts the run that is resumed (file has 2); leave it out, or add --override "
-                   "1\n");
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -1201,7 +1149,6 @@ int main(int argc, char** argv) {
     test_sampler(&t);
     test_windows(&t);
     test_config(&t);
-    test_scopes(&t);
     test_update_settings(&t);
     test_streams(&t);
     test_overflow(&t);
