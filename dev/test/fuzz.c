@@ -282,10 +282,12 @@ static void replay(Progress* p, const Case* c, const char* name) {
 static void corpus_open(Progress* p) {
     struct dirent** entries = NULL;
     for (int which = 0; which < 2 && p->reader->make; which++) {
-        pid_t child = child_fork(NULL);
         remove_directory(CASE_DIR);
+        pid_t child = child_fork(NULL);
         if (child == 0) {
+            stderr = fdopen(2, "w");  // what it says is reported
             p->reader->make(which);
+            fflush(stderr);
             _exit(DONE);
         }
         if (!child_is_good(child, p->reader->name, "the run that makes an input"))
