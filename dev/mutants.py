@@ -310,7 +310,7 @@ class Runner:
 
     def try_unchanged(self, test):
         """Run a test in a copy of the unchanged sources, which must pass."""
-        folder, began = os.path.join(self.work, test), time.monotonic()
+        folder, began = os.path.join(self.work, "unchanged_" + test), time.monotonic()
         log = os.path.join(folder, "tmp", "test.log")
         shutil.copytree(self.base, folder, symlinks=True)
         status = self.processes.run(command_of(test)[1], folder, log, 3600, True)

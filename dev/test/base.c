@@ -99,60 +99,37 @@ static void test_json_bad(Tests* t) {
         {" \n ", "line 2 column 2: expected a value, but the text ends"},
         {"[1,]", "line 1 column 4: a comma before ']'"},
         {"{\"a\":1,}", "line 1 column 8: a comma before '}'"},
-        {"[,1]", "line 1 column 2: expected a value"},
-        {"[1,,2]", "line 1 column 4: expected a value"},
         {"[1 2]", "line 1 column 4: expected ',' or ']'"},
         {"[1", "line 1 column 3: expected ',' or ']', but the text ends"},
-        {"[1}", "line 1 column 3: expected ',' or ']'"},
         {"{\"a\" 1}", "line 1 column 6: expected ':' after a key"},
-        {"{\"a\"", "line 1 column 5: expected ':' after a key"},
         {"{\"a\":}", "line 1 column 6: expected a value"},
         {"{a:1}", "line 1 column 2: expected a key in double quotes"},
-        {"{'a':1}", "line 1 column 2: expected a key in double quotes"},
-        {"{1:1}", "line 1 column 2: expected a key in double quotes"},
-        {"{", "line 1 column 2: expected a key in double quotes, but the text ends"},
-        {"{\"a\":1,", "line 1 column 8: expected a key in double quotes, but the text ends"},
         {"{\"a\":1,\n \"b\":2,\n \"a\":3}", "line 3 column 2: the key \"a\" occurs twice"},
         {"{\"\\u0061\":1,\"a\":2}", "line 1 column 13: the key \"a\" occurs twice"},
-        {"{\"\":1,\"\":2}", "line 1 column 7: the key \"\" occurs twice"},
         {"[] []", "line 1 column 4: something follows the end of the value"},
-        {"{}x", "line 1 column 3: something follows the end of the value"},
         {"1 // one", "line 1 column 3: something follows the end of the value"},
         {"NaN", "line 1 column 1: expected a value"},
-        {"[Infinity]", "line 1 column 2: expected a value"},
         {"-Infinity", "line 1 column 1: expected a value; a '-' must be followed by digits"},
-        {"True", "line 1 column 1: expected a value"},
-        {"tru", "line 1 column 1: expected a value"},
-        {"nullx", "line 1 column 5: something follows the end of the value"},
         {"01", "line 1 column 1: a number must not begin with 0"},
-        {"-012", "line 1 column 1: a number must not begin with 0"},
         {"+1", "line 1 column 1: expected a value"},
         {".5", "line 1 column 1: expected a value"},
         {"[5.]", "line 1 column 2: a decimal point must be followed by digits"},
         {"1e", "line 1 column 1: an exponent must have digits"},
-        {"1e+", "line 1 column 1: an exponent must have digits"},
         {"-", "line 1 column 1: expected a value; a '-' must be followed by digits"},
         {"0x10", "line 1 column 2: something follows the end of the value"},
         {"1e999", "line 1 column 1: a number beyond the range of a double"},
-        {"-1e999", "line 1 column 1: a number beyond the range of a double"},
         {"\"a", "line 1 column 1: a string that begins here does not end"},
         {"[\"a\\", "line 1 column 4: unknown escape in a string"},
         {"\"\\x41\"", "line 1 column 2: unknown escape in a string"},
-        {"\"\\'\"", "line 1 column 2: unknown escape in a string"},
-        {"\"\\u12\"", "line 1 column 2: \\u needs four hexadecimal digits"},
         {"\"\\u12G4\"", "line 1 column 2: \\u needs four hexadecimal digits"},
         {"\"\\u", "line 1 column 2: \\u needs four hexadecimal digits"},
         {"\"\\ud800\"", "line 1 column 2: half of a surrogate pair"},
-        {"\"\\ud800x\"", "line 1 column 2: half of a surrogate pair"},
-        {"\"\\ud800\\n\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\ud800\\u0041\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\ud800\\udbff\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\ud800\\ue000\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\udc00\\ud800\"", "line 1 column 2: half of a surrogate pair"},
         {"\"a\nb\"", "line 1 column 3: control character 0x0a in a string; it must be escaped"},
-        {"\"\t\"", "line 1 column 2: control character 0x09 in a string; it must be escaped"},
         {"\"\xC3\xA9\xFF\"", "line 1 column 3: byte 0xff is not valid UTF-8"},
-        {"\"\x80\"", "line 1 column 2: byte 0x80 is not valid UTF-8"},
         {"\"\xC0\x80\"", "line 1 column 2: byte 0xc0 is not valid UTF-8"},
         {"\"\xE0\x9F\xBF\"", "line 1 column 2: byte 0xe0 is not valid UTF-8"},
         {"\"\xED\xA0\x80\"", "line 1 column 2: byte 0xed is not valid UTF-8"},
@@ -160,8 +137,6 @@ static void test_json_bad(Tests* t) {
         {"\"\xF4\x90\x80\x80\"", "line 1 column 2: byte 0xf4 is not valid UTF-8"},
         {"\"\xE2\x82", "line 1 column 2: byte 0xe2 is not valid UTF-8"},
         {"\xEF\xBB\xBF{}", "line 1 column 1: a byte order mark; save it without"},
-        {"'a'", "line 1 column 1: expected a value"},
-        {"]", "line 1 column 1: expected a value"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         Json json;
@@ -179,70 +154,34 @@ static void test_json_bad(Tests* t) {
 }
 
 static void test_json_depth(Tests* t) {
-    for (int depth = JSON_MAX_DEPTH; depth <= 100000; depth += depth == JSON_MAX_DEPTH ? 1 : 99935) {
+    static const int depths[] = {JSON_MAX_DEPTH, JSON_MAX_DEPTH + 1, 100000};
+    for (size_t k = 0; k < COUNT_OF(depths); k++) {
         Text text = {NULL, 0, 0};
         Json json;
-        char error[JSON_ERROR_SIZE], want[JSON_ERROR_SIZE] = "";
-        for (int i = 0; i < depth; i++) text_append(&text, "[", 1);
-        for (int i = 0; i < depth; i++) text_append(&text, "]", 1);
-        int result = parse(&json, text.text, text.length, error), too_deep = depth > JSON_MAX_DEPTH;
-        if (too_deep) snprintf(want, sizeof(want), "line 1 column 65: more than 64 levels deep");
-        char* name = xprintf("json/depth %d", depth);
-        expect(t, result == -too_deep && strcmp(error, want) == 0, name, "result %d, '%s'", result, error);
+        char error[JSON_ERROR_SIZE], *name = xprintf("json/depth %d", depths[k]);
+        const char* want = k ? "line 1 column 65: more than 64 levels deep" : "";
+        for (int i = 0; i < depths[k]; i++) text_append(&text, "[", 1);
+        for (int i = 0; i < depths[k]; i++) text_append(&text, "]", 1);
+        int result = parse(&json, text.text, text.length, error);
+        expect(t, result == -(k > 0) && strcmp(error, want) == 0, name, "result %d, '%s'", result, error);
         if (result == 0) json_free(&json);
-        free(name);
-        free(text.text);
+        free(name), free(text.text);
     }
-}
-
-// Every prefix and every one-byte change of a valid text is parsed or refused, without a crash.
-static void test_json_mutations(Tests* t) {
-    static const char text[] = "{\"a\\u00e9\\ud83d\\ude00\": [1, -2.5e+3, true, null, {}], \"\xC3\xA9\": \"\\n\\\"x\"}";
-    static const char bytes[] = "\"\\[]{},:0-.eu \n\xFF\xC3";
-    size_t n = sizeof(text) - 1, accepted_prefixes = 0, crashed = 0;
-    char error[JSON_ERROR_SIZE], copy[sizeof(text)];
-    Json json;
-    for (size_t cut = 0; cut < n; cut++) {
-        if (parse(&json, text, cut, error) != 0) continue;
-        accepted_prefixes++;
-        json_free(&json);
-    }
-    expect(t, accepted_prefixes == 0, "json/no prefix is accepted", "%zu are", accepted_prefixes);
-    for (size_t i = 0; i < n; i++) {
-        for (size_t k = 0; k < sizeof(bytes); k++) {
-            memcpy(copy, text, n);
-            copy[i] = bytes[k];
-            if (parse(&json, copy, n, error) == 0) json_free(&json);
-            else if (strncmp(error, "line ", 5) != 0) crashed++;
-        }
-    }
-    expect(t, crashed == 0, "json/one-byte changes name a line", "%zu do not", crashed);
 }
 
 static void test_json_vocabulary(Tests* t) {
     Text text = {NULL, 0, 0};
     Json json;
     char error[JSON_ERROR_SIZE];
-    double best = INFINITY, limit = 0.05;
-#ifdef __SANITIZE_ADDRESS__
-    limit *= 20;
-#endif
     text_append(&text, "{", 1);
     for (int i = 0; i < 50257; i++) text_printf(&text, "%s\"\\u0120token%x\": %d", i ? ", " : "", i * 2654435761u, i);
-    for (int k = 0; k < 5; k++) {
-        clock_t start = clock();  // of this process: the machine may be busy
-        text.text[text.length] = '}';
-        int result = json_parse(&json, text.text, text.length + 1, error);
-        best = fmin(best, (double)(clock() - start) / CLOCKS_PER_SEC);
-        CHECK(result == 0 && json.root->count == 50257);
-        json_free(&json);
-    }
-    expect(t, best < limit, "json/50,257 keys in 50 ms", "%zu bytes took %.1f ms", text.length, 1e3 * best);
-    text.text[text.length] = '\0';
     text_printf(&text, ",\n\"\\u0120token0\": 1}");
+    clock_t start = clock();
     int result = json_parse(&json, text.text, text.length, error);
+    double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
     expect(t, result != 0 && strcmp(error, "line 2 column 1: the key \"\xC4\xA0token0\" occurs twice") == 0,
            "json/key twice among 50,257", "result %d, '%s'", result, error);
+    expect(t, seconds < 1, "json/50,257 keys in a second", "%.2f s", seconds);
     free(text.text);
 }
 
@@ -283,52 +222,6 @@ static void test_json_writer(Tests* t) {
            "json/strings read back as they were", "%s", error);
     if (result == 0) json_free(&json);
     free(text.text);
-}
-
-static void look_up(void* state) {
-    Json json;
-    char error[JSON_ERROR_SIZE];
-    const char* text = "{\"n\":12,\"x\":1.5,\"s\":\"gelu\",\"b\":true,\"none\":null,\"nul\":\"a\\u0000\",\"big\":1e3}";
-    if (json_parse(&json, text, strlen(text), error) != 0) die(FAILED, "%s", error);
-    const char *file = "config.json", *key = (const char*)state;
-    if (strcmp(key, "all") == 0) {
-        printf("%lld %g %s %d %lld %s %g %g", (long long)json_get_int(json.root, "n", file),
-               json_get_double(json.root, "x", file), json_get_string(json.root, "s", file),
-               json_get_bool(json.root, "b", file), (long long)json_get_int_or(json.root, "none", -1, file),
-               json_get_string_or(json.root, "absent", "none", file), json_get_double_or(json.root, "n", 0, file),
-               json_get_double(json.root, "n", file));
-    } else if (strcmp(key, "s") == 0 || strcmp(key, "big") == 0 || strcmp(key, "absent") == 0) {
-        json_get_int(json.root, key, file);
-    } else if (strcmp(key, "nul") == 0) {
-        json_get_string(json.root, key, file);
-    } else {
-        json_get_bool_or(json.root, key, 0, file);
-    }
-    json_free(&json);
-}
-
-static void test_json_lookup(Tests* t) {
-    static const struct {
-        const char *key, *output;
-        int status;
-    } cases[] = {
-        {"all", "12 1.5 gelu 1 -1 none 12 12", 0},
-        {"s", "error: config.json: key \"s\": is a string, but a number is needed\n", 2},
-        {"big", "error: config.json: key \"big\": is 1e3, but a whole number is needed\n", 2},
-        {"absent", "error: config.json: key \"absent\": missing; a number is needed\n", 2},
-        {"nul", "error: config.json: key \"nul\": the string contains \\u0000\n", 2},
-        {"n", "error: config.json: key \"n\": is a number, but true or false is needed\n", 2},
-        {"none", "", 0},
-    };
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        Text output = {NULL, 0, 0};
-        char* name = xprintf("json/look up %s", cases[i].key);
-        int status = run_in_child(&output, STDOUT_AND_STDERR, look_up, (void*)cases[i].key);
-        expect(t, status == cases[i].status && strcmp(output.text, cases[i].output) == 0, name, "status %d, '%s'",
-               status, output.text);
-        free(name);
-        free(output.text);
-    }
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -381,8 +274,6 @@ static void parse_flags(void* state) {
 }
 
 static void test_flags(Tests* t) {
-    static const char long_text[] =
-        "-o xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";
     static const struct {
         const char* line;
         int status;
@@ -394,57 +285,29 @@ static void test_flags(Tests* t) {
         {"-b 8 --learning-rate=1e-3 --seed -9223372036854775808 -k wsd -i a*.bin --out=x=y --dropout .5", 0,
          "{\"batch\": 8, \"train-data\": \"a*.bin\", \"out\": \"x=y\", \"learning-rate\": 0.001, \"dropout\": 0.5, "
          "\"seed\": -9223372036854775808, \"schedule\": \"wsd\"} given"},
-        {"--batch 4096 -o --out=", 2, "error: -o needs a value; allowed: text; all flags: --help\n"},
         {"--batch=4096 -o -odd", 0,
          "{\"batch\": 4096, \"train-data\": \"\", \"out\": \"-odd\", \"learning-rate\": 0.0003, \"dropout\": 0, "
          "\"seed\": 1337, \"schedule\": \"cosine\"} given"},
         {"-b x", 2, "error: -b --batch: 'x' is not a whole number; allowed: 1..4096\n"},
-        {"-b 4x", 2, "error: -b --batch: '4x' is not a whole number; allowed: 1..4096\n"},
         {"-b 4.0", 2, "error: -b --batch: '4.0' is not a whole number; allowed: 1..4096\n"},
-        {"-b 1e3", 2, "error: -b --batch: '1e3' is not a whole number; allowed: 1..4096\n"},
-        {"-b 0x4", 2, "error: -b --batch: '0x4' is not a whole number; allowed: 1..4096\n"},
-        {"-b +4", 2, "error: -b --batch: '+4' is not a whole number; allowed: 1..4096\n"},
-        {"-b -", 2, "error: -b --batch: '-' is not a whole number; allowed: 1..4096\n"},
-        {"-b ''", 2, "error: -b --batch: '' is not a whole number; allowed: 1..4096\n"},
-        {"--batch=", 2, "error: -b --batch: '' is not a whole number; allowed: 1..4096\n"},
         {"-b 0", 2, "error: -b --batch: '0' is out of range; allowed: 1..4096\n"},
         {"-b 4097", 2, "error: -b --batch: '4097' is out of range; allowed: 1..4096\n"},
-        {"-b 99999999999999999999", 2, "error: -b --batch: '99999999999999999999' is out of range; allowed: 1..4096\n"},
         {"--seed 9223372036854775808", 2,
          "error: --seed: '9223372036854775808' is out of range; allowed: any number\n"},
         {"-l nan", 2, "error: -l --learning-rate: 'nan' is not a number; allowed: >= 0\n"},
-        {"-l inf", 2, "error: -l --learning-rate: 'inf' is not a number; allowed: >= 0\n"},
-        {"-l 0x1p3", 2, "error: -l --learning-rate: '0x1p3' is not a number; allowed: >= 0\n"},
         {"-l 1e999", 2, "error: -l --learning-rate: '1e999' is out of range; allowed: >= 0\n"},
-        {"-l 1e-400", 2, "error: -l --learning-rate: '1e-400' is out of range; allowed: >= 0\n"},
         {"-l -1", 2, "error: -l --learning-rate: '-1' is out of range; allowed: >= 0\n"},
-        {"-l 1e", 2, "error: -l --learning-rate: '1e' is not a number; allowed: >= 0\n"},
-        {"-l 1,5", 2, "error: -l --learning-rate: '1,5' is not a number; allowed: >= 0\n"},
         {"--dropout 1", 2, "error: --dropout: '1' is out of range; allowed: 0..0.99\n"},
         {"-k cos", 2, "error: -k --schedule: 'cos' is not one of the choices; allowed: " SCHEDULE_CHOICES "\n"},
-        {"-k cosine|linear", 2,
-         "error: -k --schedule: 'cosine|linear' is not one of the choices; allowed: " SCHEDULE_CHOICES "\n"},
-        {"-k ''", 2, "error: -k --schedule: '' is not one of the choices; allowed: " SCHEDULE_CHOICES "\n"},
-        {"-b 4 -b 4", 2, "error: --batch is given twice ('-b' is the second); give it once\n"},
         {"-b 4 --batch=5", 2, "error: --batch is given twice ('--batch=5' is the second); give it once\n"},
         {"-b", 2, "error: -b needs a value; allowed: 1..4096; all flags: --help\n"},
-        {"-b -o x", 2, "error: -b needs a value; allowed: 1..4096; all flags: --help\n"},
         {"-o --batch 4", 2, "error: -o needs a value; allowed: text; all flags: --help\n"},
         {"--bacth 4", 2, "error: unknown flag '--bacth'; did you mean --batch? All flags: --help\n"},
-        {"--train_data x", 2, "error: unknown flag '--train_data'; did you mean --train-data? All flags: --help\n"},
-        {"--learn 1", 2, "error: unknown flag '--learn'; did you mean --learning-rate? All flags: --help\n"},
         {"-batch=3", 2, "error: unknown flag '-batch=3'; did you mean --batch? All flags: --help\n"},
         {"--colour red", 2, "error: unknown flag '--colour'; all flags: --help\n"},
-        {"--batch-size 4", 2, "error: unknown flag '--batch-size'; did you mean --batch? All flags: --help\n"},
         {"--larning-rate 1", 2,
          "error: unknown flag '--larning-rate'; did you mean --learning-rate? All flags: --help\n"},
-        {"-batch_sise 4", 2, "error: unknown flag '-batch_sise'; did you mean --batch? All flags: --help\n"},
-        {"--learning-rates 1", 2,
-         "error: unknown flag '--learning-rates'; did you mean --learning-rate? All flags: --help\n"},
-        {"--block-size 4", 2, "error: unknown flag '--block-size'; all flags: --help\n"},
-        {"-bz 5", 2, "error: unknown flag '-bz'; all flags: --help\n"},
         {"-", 2, "error: unknown flag '-'; all flags: --help\n"},
-        {"--", 2, "error: unknown flag '--'; all flags: --help\n"},
         {"data.bin", 2, "error: 'data.bin' is not a flag, and only flags are understood; all flags: --help\n"},
         {"-b 5 --help --nonsense", 0, NULL},
     };
@@ -466,9 +329,6 @@ static void test_flags(Tests* t) {
     }
     expect(t, status == 0 && longest <= 100 && rows == FLAG_ROWS + 1 && strstr(output.text, ">= 0"), "flags/--help",
            "status %d, %zu columns, %zu rows:\n%s", status, longest, rows, output.text);
-    output.length = 0;
-    status = run_in_child(&output, STDOUT_AND_STDERR, parse_flags, (void*)long_text);
-    expect(t, status == 0 && strstr(output.text, "xxxxxxxx\""), "flags/long text", "%s", output.text);
     free(output.text);
 }
 
@@ -556,28 +416,20 @@ static void test_schedule(Tests* t) {
         double want;
     } cases[] = {
         {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 0, 0.1},
-        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 4, 0.5},
         {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 9, 1},
         {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 10, 1},
-        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 60, 0.55},
         {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 35, 0.1 + 0.9 * 0.85355339059327376},
         {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 110, 0.1},
         {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 1000, 0.1},
         {{SCHEDULE_COSINE, 3e-4, 0, 300, 0, 0}, 0, 3e-4},
-        {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0}, 5, 2},
         {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0}, 20, 0.5},
-        {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0}, 24, 0.1},
         {{SCHEDULE_LINEAR, 2, 5, 25, 0.5, 0}, 25, 1},
         {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0}, 1, 1.5e-4},
-        {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0}, 9, 3e-4},
         {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0}, 99, 3e-4},
-        {{SCHEDULE_WSD, 1, 10, 100, 0, 0}, 9, 1},
         {{SCHEDULE_WSD, 1, 10, 100, 0, 0}, 80, 1},
         {{SCHEDULE_WSD, 1, 10, 100, 0, 0}, 85, 0.5},
         {{SCHEDULE_WSD, 1, 10, 100, 0.2, 0}, 85, 0.6},
         {{SCHEDULE_WSD, 1, 10, 100, 0.2, 0}, 100, 0.2},
-        {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5}, 999, 3e-3},
-        {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5}, 1999, 6e-3},
         {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5}, 2000, 5.0763984e-3},  // "6e-3 -> 5.08e-3" in the BERT recipe
         {{SCHEDULE_POLY, 1, 0, 100, 0, 1}, 25, 0.75},
         {{SCHEDULE_POLY, 1, 0, 100, 0, 0.5}, 100, 0},
@@ -658,43 +510,21 @@ static void log_to_small_disk(void* state) {
     log_to_full_disk(state);
 }
 
-static void log_open_only(void* state) {
-    Log log;
-    log_open(&log, (const char*)state, -1);
-    log_close(&log);
-}
-
-static void log_without_file(void* state) {
-    Log log;
-    (void)state;
-    log_open(&log, "", 5);
-    run_steps(&log, 1, 1);
-    log_write_svg(&log, "not written");
-    log_close(&log);
-}
-
 static void test_log(Tests* t) {
-    char root[] = "/tmp/llmc_test_base_XXXXXX";
-    if (!mkdtemp(root)) die(FAILED, "mkdtemp: %s", strerror(errno));
-    char *run = xprintf("%s/a/b", root), *full = xprintf("%s/full", root), *small = xprintf("%s/small", root);
+#define STEP(step, loss, more)                                                                                         \
+    "{\"step\": " step ", \"loss\": " loss ", \"lr\": 0.0003, \"grad_norm\": 1.25, \"ms\": 82.1, \"tok_s\": 12345.6, " \
+    "\"mfu\": 0.041" more "}\n"
+    char *root = make_scratch_directory("test_base"), *run = xprintf("%s/a/b", root), *full = xprintf("%s/full", root);
+    char* small = xprintf("%s/small", root);
+    char* link_path = xprintf("%s/log.jsonl", full);
     Text output = {NULL, 0, 0};
-
     int status = run_in_child(&output, STDOUT_AND_STDERR, log_and_resume, run);
     char* text = read_text(run, "log.jsonl");
     expect(t, status == 0, "log/a run and its resumption", "status %d: %s", status, output.text);
-    expect_text(
-        t, "log/cut back", text,
-        "{\"batch\": 4}\n"
-        "{\"step\": 1, \"loss\": 10, \"lr\": 0.0003, \"grad_norm\": 1.25, \"ms\": 82.1, \"tok_s\": 12345.6, \"mfu\": "
-        "0.041}\n"
-        "{\"step\": 2, \"loss\": null, \"lr\": 0.0003, \"grad_norm\": 1.25, \"ms\": 82.1, \"tok_s\": 12345.6, \"mfu\": "
-        "0.041}\n"
-        "{\"step\": 2, \"val_loss\": 5.5}\n"
-        "{\"step\": 3, \"loss\": 3.33333333, \"lr\": 0.0003, \"grad_norm\": 1.25, \"ms\": 82.1, \"tok_s\": 12345.6, "
-        "\"mfu\": 0.041, \"nsp_loss\": 0.5}\n"
-        "{\"step\": 4, \"loss\": 2.5, \"lr\": 0.0003, \"grad_norm\": 1.25, \"ms\": 82.1, \"tok_s\": 12345.6, \"mfu\": "
-        "0.041}\n"
-        "{\"step\": 4, \"val_loss\": 2.75}\n");
+    expect_text(t, "log/cut back", text,
+                "{\"batch\": 4}\n" STEP("1", "10", "") STEP("2", "null", "") "{\"step\": 2, \"val_loss\": 5.5}\n" STEP(
+                    "3", "3.33333333", ", \"nsp_loss\": 0.5")
+                    STEP("4", "2.5", "") "{\"step\": 4, \"val_loss\": 2.75}\n");
     free(text);
     output.text[strcspn(output.text, "\n")] = '\0';
     expect_text(t, "log/terminal line", output.text,
@@ -705,12 +535,7 @@ static void test_log(Tests* t) {
     text = read_text(run, "log.jsonl.tmp");
     expect_text(t, "log/no file left over", text, "(no such file)");
     free(text);
-    status = run_in_child(&output, STDOUT_AND_STDERR, log_open_only, run);
-    text = read_text(run, "log.jsonl");
-    expect_text(t, "log/a new run begins a new file", text, "");
-    free(text);
 
-    char* link_path = xprintf("%s/log.jsonl", full);
     if (mkdir(full, 0777) != 0 || symlink("/dev/full", link_path) != 0) die(FAILED, "%s: %s", full, strerror(errno));
     output.length = 0;
     status = run_in_child(&output, STDOUT_AND_STDERR, log_to_full_disk, full);
@@ -726,19 +551,8 @@ static void test_log(Tests* t) {
            "log/full disk leaves whole lines", "status %d:\n%s\n%s", status, text, output.text);
     free(text);
 
-    char* below_file = xprintf("%s/log.jsonl/x", run);
-    output.length = 0;
-    status = run_in_child(&output, STDOUT_AND_STDERR, log_open_only, below_file);
-    expect(t, status == USAGE && strstr(output.text, "log.jsonl/x/log.jsonl: cannot be written: Not a directory; give"),
-           "log/unwritable directory", "status %d: %s", status, output.text);
-    output.length = 0;
-    status = run_in_child(&output, STDOUT_AND_STDERR, log_without_file, NULL);
-    expect(t, status == 0 && strstr(output.text, "step   1/300"), "log/no directory", "status %d: %s", status,
-           output.text);
-
-    char* remove = xprintf("rm -r '%s'", root);
-    if (system(remove) != 0) warn("%s is left over", root);
-    free(remove), free(below_file), free(link_path), free(run), free(full), free(small), free(output.text);
+    remove_directory(root);
+    free(root), free(run), free(full), free(small), free(link_path), free(output.text);
 }
 
 static void test_log_formats(Tests* t) {
@@ -763,34 +577,16 @@ static void test_log_formats(Tests* t) {
     }
 }
 
-// Well-formed as far as these pictures go: tags nest, attributes are quoted, no stray ampersand or NaN.
+// Whether a picture has numbers that are none, stray ampersands, or another count of opened than of closed tags.
 static const char* svg_fault(const char* text) {
-    const char* open[16];
-    size_t lengths[16], depth = 0;
+    int open = 0;
     if (strstr(text, "nan") || strstr(text, "inf,") || strstr(text, ",inf") || strstr(text, "\"inf"))
         return "a number that is none";
     for (const char* p = text; *p; p++) {
         if (*p == '&' && strncmp(p, "&#", 2) != 0) return "a stray ampersand";
-        if (*p != '<') continue;
-        const char* end = p + 1;
-        for (int quoted = 0; *end && (quoted || *end != '>'); end++) {
-            if (*end == '"') quoted = !quoted;
-            if (*end == '<') return "a tag inside a tag";
-        }
-        if (*end == '\0') return "a tag that does not end";
-        const char* name = p + 1 + (p[1] == '/');
-        size_t n = strcspn(name, " />");
-        if (p[1] == '/') {
-            if (depth == 0 || lengths[depth - 1] != n || memcmp(open[depth - 1], name, n) != 0)
-                return "tags that do not nest";
-            depth--;
-        } else if (end[-1] != '/') {
-            if (depth == 16) return "too deep";
-            open[depth] = name, lengths[depth++] = n;
-        }
-        p = end;
+        open += (*p == '<' ? p[1] == '/' ? -1 : 1 : 0) - (p[0] == '/' && p[1] == '>');
     }
-    return depth == 0 ? NULL : "an open tag";
+    return open == 0 ? NULL : "an open tag";
 }
 
 // A colour of the picture, `fill="#...` or `stroke="#...`, that has no replacement in a dark scheme; NULL: all have
@@ -836,11 +632,6 @@ static void test_svg(Tests* t) {
         if (!fault) fault = svg_only_light(text.text, color);
         char* name = xprintf("svg/%s", names[k]);
         expect(t, !fault && text.length < 120000, name, "%s, %zu bytes", fault ? fault : "too large", text.length);
-        if (getenv("SVG_OUT")) {  // to look at them
-            char* path = xprintf("%s/%d.svg", getenv("SVG_OUT"), k);
-            if (write_file(path, text.text, text.length) != 0) warn("%s: %s", path, strerror(errno));
-            free(path);
-        }
         free(name), free(text.text), free(train.step), free(train.value), free(validation.step), free(validation.value);
     }
 }
@@ -866,81 +657,54 @@ static void test_log_time_left(Tests* t) {
     free(text), free(path), free(directory);
 }
 
-// Control groups in a folder: which files there are, and the threads of 8 CPUs.
+// Control groups in a folder, and the threads of 8 CPUs.
 static void test_cpu_share(Tests* t) {
     static const struct {
-        const char *name, *groups, *file[2], *text[2];  // /proc/self/cgroup; files below /sys/fs/cgroup
+        const char *name, *groups, *files;  // /proc/self/cgroup; files below /sys/fs/cgroup as NAME=TEXT;
         int threads;
     } cases[] = {
-        {"none", "0::/a/b\n", {NULL, NULL}, {NULL, NULL}, 8},
-        {"no quota", "0::/a/b\n", {"a/b/cpu.max", NULL}, {"max 100000\n", NULL}, 8},
-        {"two and a half", "0::/a/b\n", {"a/b/cpu.max", NULL}, {"250000 100000\n", NULL}, 2},
-        {"half", "0::/a/b\n", {"a/b/cpu.max", NULL}, {"50000 100000\n", NULL}, 1},
-        {"more than there are", "0::/a/b\n", {"a/b/cpu.max", NULL}, {"9000000 100000\n", NULL}, 8},
-        {"the parent's is smaller",
-         "0::/a/b\n",
-         {"a/b/cpu.max", "a/cpu.max"},
-         {"500000 100000\n", "300000 100000\n"},
-         3},
-        {"the parent's is larger",
-         "0::/a/b\n",
-         {"a/b/cpu.max", "a/cpu.max"},
-         {"300000 100000\n", "500000 100000\n"},
-         3},
-        {"a path that is not there", "0::/x/y\n", {"cpu.max", NULL}, {"400000 100000\n", NULL}, 4},
-        {"not the process's", "0::/a\n", {"b/cpu.max", NULL}, {"100000 100000\n", NULL}, 8},
-        {"version 1",
-         "5:memory:/m\n4:cpu,cpuacct:/a/b\n",
-         {"cpu,cpuacct/a/b/cpu.cfs_quota_us", "cpu,cpuacct/a/b/cpu.cfs_period_us"},
-         {"20000\n", "10000\n"},
-         2},
-        {"version 1, the parent",
-         "4:cpu:/a/b\n0::/\n",
-         {"cpu/a/cpu.cfs_quota_us", "cpu/a/cpu.cfs_period_us"},
-         {"300000\n", "100000\n"},
-         3},
-        {"version 1, no quota",
-         "4:cpu:/a\n",
-         {"cpu/a/cpu.cfs_quota_us", "cpu/a/cpu.cfs_period_us"},
-         {"-1\n", "100000\n"},
-         8},
-        {"version 1, another controller",
-         "4:cpuset:/a\n",
-         {"cpuset/a/cpu.cfs_quota_us", "cpuset/a/cpu.cfs_period_us"},
-         {"100000\n", "100000\n"},
-         8},
+        {"none", "0::/a/b\n", "", 8},
+        {"no quota", "0::/a/b\n", "a/b/cpu.max=max 100000;", 8},
+        {"two and a half", "0::/a/b\n", "a/b/cpu.max=250000 100000;", 2},
+        {"a half", "0::/a/b\n", "a/b/cpu.max=50000 100000;", 1},
+        {"the parent's is smaller", "0::/a/b\n", "a/b/cpu.max=500000 100000;a/cpu.max=300000 100000;", 3},
+        {"a path that is not there", "0::/x/y\n", "cpu.max=400000 100000;", 4},
+        {"not the process's", "0::/a\n", "b/cpu.max=100000 100000;", 8},
+        {"version 1", "5:memory:/m\n4:cpu,cpuacct:/a/b\n",
+         "cpu,cpuacct/a/b/cpu.cfs_quota_us=20000;cpu,cpuacct/a/b/cpu.cfs_period_us=10000;", 2},
+        {"version 1, no quota", "4:cpu:/a\n", "cpu/a/cpu.cfs_quota_us=-1;cpu/a/cpu.cfs_period_us=100000;", 8},
+        {"version 1, another controller", "4:cpuset:/a\n",
+         "cpuset/a/cpu.cfs_quota_us=100000;cpuset/a/cpu.cfs_period_us=100000;", 8},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        char *root = make_scratch_directory("test_base"), *groups = xprintf("%s/groups", root),
-             *name = xprintf("cpu_share/%s", cases[i].name);
-        CHECK(write_file(groups, cases[i].groups, strlen(cases[i].groups)) == 0);
-        for (int k = 0; k < 2 && cases[i].file[k]; k++) {
-            char* path = xprintf("%s/%s", root, cases[i].file[k]);
-            *strrchr(path, '/') = '\0';
-            CHECK(make_directories(path) == 0);
-            path[strlen(path)] = '/';
-            CHECK(write_file(path, cases[i].text[k], strlen(cases[i].text[k])) == 0);
-            free(path);
+        Tests at = {.directory = make_scratch_directory("test_base")};
+        char *groups = put_text_file(&at, "groups", cases[i].groups), *name = xprintf("cpu_share/%s", cases[i].name);
+        for (const char* file = cases[i].files; *file; file = strchr(file, ';') + 1) {
+            const char *text = strchr(file, '=') + 1, *slash = text;
+            while (slash > file && *slash != '/') slash--;
+            char* directory = xprintf("%s/%.*s", at.directory, (int)(slash - file), file);
+            char *path = xprintf("%.*s", (int)(text - 1 - file), file),
+                 *line = xprintf("%.*s\n", (int)strcspn(text, ";"), text);
+            CHECK(make_directories(directory) == 0);
+            free(put_text_file(&at, path, line));
+            free(directory), free(path), free(line);
         }
-        int threads = cpu_share_threads(cpu_share_quota(groups, root), 8);
+        int threads = cpu_share_threads(cpu_share_quota(groups, at.directory), 8);
         expect(t, threads == cases[i].threads, name, "%d threads, not %d", threads, cases[i].threads);
-        remove_directory(root);
-        free(root), free(groups), free(name);
+        remove_directory(at.directory);
+        free(at.directory), free(groups), free(name);
     }
 }
 
 int main(int argc, char** argv) {
     Tests t;
-    tests_open(&t);
-    t.only = argc > 1 ? argv[1] : NULL;
+    tests_choose(&t, argc, argv);
     test_cpu_share(&t);
     test_json_good(&t);
     test_json_bad(&t);
     test_json_depth(&t);
-    test_json_mutations(&t);
     test_json_vocabulary(&t);
     test_json_writer(&t);
-    test_json_lookup(&t);
     test_flags(&t);
     test_flags_saved(&t);
     test_philox(&t);

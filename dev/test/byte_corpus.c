@@ -18,44 +18,25 @@
 enum { BYTE_PAD = 256, BYTE_UNK, BYTE_CLS, BYTE_SEP, BYTE_MASK, BYTE_VOCABULARY };
 enum { END_OF_TEXT = 256, BLOCK = 2048, VALIDATION_EVERY = 10, FILE_LIMIT = 16 << 20 };
 
-typedef struct {
-    char** path;  // relative to the folder
-    size_t count, capacity;
-} Paths;
+static int is_shown(const struct dirent* entry) { return entry->d_name[0] != '.'; }
 
-static void paths_add(Paths* p, const char* path) {
-    p->path = (char**)array_reserve(p->path, &p->capacity, p->count + 1, sizeof(char*));
-    p->path[p->count++] = xprintf("%s", path);
-}
-
-static int compare_paths(const void* a, const void* b) { return strcmp(*(char* const*)a, *(char* const*)b); }
-
-static Paths paths_of_folder(const char* folder) {
-    Paths p = {NULL, 0, 0};
-    DIR* listing = opendir(folder);
-    if (!listing) die(USAGE, "%s: cannot be listed: %s; give the folder that test_text wrote", folder, strerror(errno));
-    for (struct dirent* entry = readdir(listing); entry; entry = readdir(listing))
-        if (entry->d_name[0] != '.') paths_add(&p, entry->d_name);
-    closedir(listing);
-    if (p.count == 0) die(USAGE, "%s: holds no text; give the folder that test_text wrote", folder);
-    qsort(p.path, p.count, sizeof(char*), compare_paths);
-    return p;
-}
-
-static Tokens tokens_of_files(const char* folder, const Paths* p) {
+// All files of a folder in the order of their names.
+static Tokens tokens_of_files(const char* folder, int* count) {
     Tokens t = {NULL, 0, 0};
-    for (size_t i = 0; i < p->count; i++) {
-        char* full = xprintf("%s/%s", folder, p->path[i]);
+    struct dirent** entries = NULL;
+    *count = scandir(folder, &entries, is_shown, alphasort);
+    if (*count < 1) die(USAGE, "%s: holds no text; give the folder that test_text wrote", folder);
+    for (int i = 0; i < *count; i++) {
+        char* path = xprintf("%s/%s", folder, entries[i]->d_name);
         size_t n;
-        char* bytes = read_file(full, FILE_LIMIT, &n, FAILED);
+        char* bytes = read_file(path, FILE_LIMIT, &n, FAILED);
         int* ids = (int*)xmalloc((n + 1) * sizeof(int));
         ids[0] = END_OF_TEXT;
         for (size_t k = 0; k < n; k++) ids[k + 1] = (unsigned char)bytes[k];
         tokens_add(&t, ids, n + 1);
-        free(ids);
-        free(bytes);
-        free(full);
+        free(ids), free(bytes), free(path), free(entries[i]);
     }
+    free(entries);
     return t;
 }
 
@@ -117,79 +98,52 @@ static Text vocabulary_lines(void) {
     return t;
 }
 
-enum {
-    TRAIN,
-    VAL,
-    VOCAB,
-    MERGES,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    SENTENCES_TRAIN,
-    SENTENCES_VAL,
-    SENTENCES_VOCAB,
-    SENTENCES_CONFIG,
-    OUTPUTS
-};
-static const char* const output_names[OUTPUTS] = {"train.bin",      "val.bin",
-                                                  "vocab.json",     "merges.txt",
-                                                  "tokenizer.json", "tokenizer_config.json",
-                                                  "bert/train.bin", "bert/val.bin",
-                                                  "bert/vocab.txt", "bert/tokenizer_config.json"};
+static void put_output(const char* out, const char* name, Text text) {
+    char* path = xprintf("%s/%s", out, name);
+    if (write_file(path, text.text, text.length) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    free(path), free(text.text);
+}
 
-static void write_outputs(const char* out, const Tokens* train, const Tokens* val, SentenceSet* set) {
-    const Merges none = {NULL, 0};
-    Text text[OUTPUTS];
-    memset(text, 0, sizeof(text));
-    text[VOCAB] = vocab_json(none);
-    text[MERGES] = merges_txt(none);
-    text[TOKENIZER] = tokenizer_json(none);
-    text[TOKENIZER_CONFIG] = tokenizer_config_json();
-    text[SENTENCES_VOCAB] = vocabulary_lines();
-    text_printf(&text[SENTENCES_CONFIG], "{\n  \"do_lower_case\": false\n}\n");
-    output_directories(out);
-    for (int i = 0; i < OUTPUTS; i++) {
-        char* temporary = output_temporary(out, output_names[i]);
-        const Tokens* tokens = i == TRAIN ? train : val;
-        int is_shard = i == TRAIN || i == VAL, is_sentences = i == SENTENCES_TRAIN || i == SENTENCES_VAL;
-        int bad = is_shard       ? shard_write(temporary, tokens->id, tokens->count, 2)
-                  : is_sentences ? write_sentences(temporary, &set[i - SENTENCES_TRAIN])
-                                 : write_file(temporary, text[i].text, text[i].length);
-        if (bad) output_failed(out, output_names, OUTPUTS, output_names[i]);
-        free(temporary);
-        free(text[i].text);
-    }
-    output_rename(out, output_names, OUTPUTS);
+// One side of the data: 0 training, 1 validation.
+static void write_side(const char* out, int side, const Tokens* tokens, SentenceSet* set) {
+    const char* name = side ? "val.bin" : "train.bin";
+    char *path = xprintf("%s/%s", out, name), *sentences = xprintf("%s/bert/%s", out, name);
+    if (shard_write(path, tokens->id, tokens->count, 2) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    if (write_sentences(sentences, set) != 0) die(FAILED, "%s: %s", sentences, strerror(errno));
+    printf("%s: %zu tokens, vocabulary of %d\n", path, tokens->count, END_OF_TEXT + 1);
+    printf("%s: %zu documents, %zu sentences, %zu tokens\n", sentences, set->first.count - 1, set->begin.count - 1,
+           set->tokens.count);
+    free(path), free(sentences);
 }
 
 int main(int argc, char** argv) {
-    if (argc != 3) die(USAGE, "two arguments are needed: byte_corpus REPO_ROOT OUT_DIR");
+    if (argc != 3) die(USAGE, "two arguments are needed: byte_corpus TEXT_FOLDER OUT_DIR");
     const char *folder = argv[1], *out = argv[2];
-    Paths paths = paths_of_folder(folder);
-    Tokens all = tokens_of_files(folder, &paths), train = {NULL, 0, 0}, val = {NULL, 0, 0};
-    if (all.count <= (size_t)BLOCK * (VALIDATION_EVERY - 1))
-        die(USAGE,
-            "%s: only %zu bytes of text, too few to cut a validation set from; give the folder that test_text wrote",
-            folder, all.count);
-    for (size_t i = 0; i < all.count; i += BLOCK) {
-        tokens_add(is_validation(i) ? &val : &train, all.id + i, min_size(BLOCK, all.count - i));
-    }
+    const Merges none = {NULL, 0};
+    int count;
+    Tokens all = tokens_of_files(folder, &count), sides[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
     SentenceSet set[2];
     memset(set, 0, sizeof(set));
+    if (all.count <= (size_t)BLOCK * (VALIDATION_EVERY - 1))
+        die(USAGE, "%s: only %zu bytes of text in %d files, too few to cut a validation set from", folder, all.count,
+            count);
+    for (size_t i = 0; i < all.count; i += BLOCK)
+        tokens_add(&sides[is_validation(i)], all.id + i, min_size(BLOCK, all.count - i));
     sentences_of_tokens(set, &all);
-    write_outputs(out, &train, &val, set);
-    printf("%s: %zu files, %zu tokens for training, %zu for validation, vocabulary of %d\n", out, paths.count,
-           train.count, val.count, END_OF_TEXT + 1);
-    for (size_t i = 0; i < COUNT_OF(set); i++) {
-        printf("%s/%s: %zu documents, %zu sentences, %zu tokens\n", out, output_names[SENTENCES_TRAIN + i],
-               set[i].first.count - 1, set[i].begin.count - 1, set[i].tokens.count);
-        free(set[i].tokens.id);
-        free(set[i].begin.id);
-        free(set[i].first.id);
+    char* bert = xprintf("%s/bert", out);
+    if (make_directories(bert) != 0) die(FAILED, "%s: %s", bert, strerror(errno));
+    put_output(out, "vocab.json", vocab_json(none));
+    put_output(out, "merges.txt", merges_txt(none));
+    put_output(out, "tokenizer.json", tokenizer_json(none));
+    put_output(out, "tokenizer_config.json", tokenizer_config_json());
+    put_output(bert, "vocab.txt", vocabulary_lines());
+    Text settings = {NULL, 0, 0};
+    text_printf(&settings, "{\n  \"do_lower_case\": false\n}\n");
+    put_output(bert, "tokenizer_config.json", settings);
+    for (int side = 1; side >= 0; side--) {
+        write_side(out, side, &sides[side], &set[side]);
+        free(sides[side].id), free(set[side].tokens.id), free(set[side].begin.id), free(set[side].first.id);
     }
-    for (size_t i = 0; i < paths.count; i++) free(paths.path[i]);
-    free(paths.path);
-    free(all.id);
-    free(train.id);
-    free(val.id);
+    free(bert), free(all.id);
     return DONE;
 }

@@ -62,7 +62,8 @@ static inline int ends_with(int status, const char* message, void (*run)(const c
     int good = status < 0 ? code == DONE || code == USAGE : code == status;
     if (code == USAGE) good = good && is_one_line(&output) && strstr(output.text, file);
     if (message) good = good && strstr(output.text, message);
-    *why = xprintf("ended with %d: %s", code, output.text);
+    *why = xprintf("it ended with %d and '%.*s'; due is %d and '%s'", code, (int)strcspn(output.text, "\n"),
+                   output.text, status, message ? message : "");
     free(output.text);
     return good;
 }

@@ -1,6 +1,8 @@
 /* Tests of multiple-choice sets: reading, packing into micro-batches, and counting, compared with plain loops. The
  * model's outputs are made up; dev/reference/check_choices.py compares with a real model.
  *
+ *     ./test_choices [NAME]      the cases whose name contains NAME
+ *
  * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 
 #include "dev/test/tests.h"
@@ -86,51 +88,28 @@ static int is_text(MultipleChoiceText text, int example, int number, int length)
 static void test_read(Tests* t) {
     MultipleChoice c;
     char *path = put_set(t, "some-set_val.bin", 0), name[32];
-    int good = 1;
     multiple_choice_open(&c, path, V);
-    for (int i = 0; i < EXAMPLES; i++) {
-        MultipleChoiceExample e = multiple_choice_example(&c, i);
-        good = good && e.label == label_of(i, 0) && e.endings == endings_of(i, 0);
-        MultipleChoiceText text = e.context;
-        for (int k = 0; k <= e.endings; k++, text = multiple_choice_next(text)) {
-            good = good && is_text(text, i, k, length_of(i, k));
-            if (k == e.endings) break;
-        }
-    }
     multiple_choice_name(&c, name);
-    expect(t, good && c.count == EXAMPLES && !c.is_cloze, "a set is what was written", "it is not");
-    expect(t, strcmp(name, "some") == 0, "its name", name);
+    expect(t, c.count == EXAMPLES && !c.is_cloze && strcmp(name, "some") == 0, "a set and its name",
+           "%d examples, not %d; '%s', not 'some'", c.count, EXAMPLES, name);
     multiple_choice_close(&c);
     free(path);
 }
 
 static void test_large(Tests* t) {
-    enum { MANY = 70000 };
     MultipleChoice c;
     Text out = {NULL, 0, 0};
-    int lengths[] = {2, 1}, good = 1;
-    put_header(&out, MANY, 1);
-    for (int i = 0; i < MANY; i++) put_example(&out, i, 0, 1, lengths, 1);
-    char* path = put_file(t, "many.bin", out.text, out.length);
-    multiple_choice_open(&c, path, V);
-    for (int i = 0; i < MANY; i += 997) good = good && is_text(multiple_choice_example(&c, i).context, i, 0, 2);
-    expect(t, good && c.count == MANY && c.is_cloze, "70000 examples, whose numbers wrap",
-           "they are not what was written");
-    multiple_choice_close(&c);
-    free(path), free(out.text);
-
-    int long_lengths[] = {30000, 20000, 65535};
-    memset(&out, 0, sizeof out);
+    int short_lengths[] = {2, 1}, lengths[] = {30000, 20000, 65535};
     put_header(&out, 2, 1);
-    put_example(&out, 0, 1, 2, long_lengths, 1);
-    put_example(&out, 1, 0, 1, lengths, 1);
-    path = put_file(t, "long.bin", out.text, out.length);
+    put_example(&out, 0, 1, 2, lengths, 1);
+    put_example(&out, 1, 0, 1, short_lengths, 1);
+    char* path = put_file(t, "long.bin", out.text, out.length);
     multiple_choice_open(&c, path, V);
     MultipleChoiceExample e = multiple_choice_example(&c, 0);
-    expect(t,
-           is_text(multiple_choice_next(multiple_choice_next(e.context)), 0, 2, 65535) &&
-               is_text(multiple_choice_example(&c, 1).context, 1, 0, 2) && c.longest == 30000 + 65535,
-           "an example of 231,086 bytes", "it is not what was written");
+    expect_that(t,
+                is_text(multiple_choice_next(multiple_choice_next(e.context)), 0, 2, 65535) &&
+                    is_text(multiple_choice_example(&c, 1).context, 1, 0, 2) && c.longest == 30000 + 65535,
+                "an example of 231,086 bytes is what was written");
     multiple_choice_close(&c);
     free(path), free(out.text);
 }
@@ -161,95 +140,56 @@ static void open_twice(const char* file) {
     multiple_choice_sets_open(&sets, V, 100, &alone);
 }
 
-// Run in a child process, which must end with `status` and one line that contains `message` and the file's name. Status
-// -1 accepts 0 and USAGE with any message.
-static void expect_end(Tests* t, int status, const char* name, const char* message, void (*run)(const char*),
-                       const char* file) {
-    char* why;
-    int good = ends_with(status, message, run, file, &why);
-    if (!good || name) expect(t, good, name ? name : "any damage", "%s", why);
-    free(why);
-}
-
+// Two examples: one begins at word 512 with a context of 2 tokens and two endings of 1, one at word 524.
 static void test_refused(Tests* t) {
-    // The second example begins at word 512 + 12: the first has a context of 2 tokens and endings of 1 and 1.
-    static const struct {
-        const char* name;
-        int word, value;  // -1: the file as it is
-        int change;       // of its bytes
-        const char* message;
-    } cases[] = {
-        {"magic number", 0, 1, 0, "magic number is"},
-        {"version 3", 2, 3, 0, "version 3, but only versions 1 and 2"},
-        {"version 2 without characters", 2, 2, 0, "example 0: its header gives 24 bytes, but its texts take 28"},
-        {"no examples", 4, 0, 0, "gives 0 examples"},
-        {"too many examples", 4, 30000, 0, "gives 30000 examples, but 46 bytes"},
-        {"one example more than there is", 4, 3, 0, "gives 3 examples, but 46 bytes"},
-        {"one example less", 4, 1, 0, "22 bytes follow its last example"},
-        {"no begin of an example", 524, 65534, 0, "example 1 begins with 65534 and has the number 1, not with 65535"},
-        {"another number", 526, 7, 0, "example 1 begins with 65535 and has the number 7, not with 65535 and 1"},
-        {"another number of bytes", 513, 22, 0, "example 0: its header gives 22 bytes, but its texts take 24"},
-        {"a label that there is not", 515, 2, 0, "example 0: its label is 2, but it has 2 endings"},
-        {"no endings", 516, 0, 0, "its label is 1, but it has 0 endings"},
-        {"no context", 517, 0, 0, "example 0: its context has no tokens"},
-        {"an empty ending", 520, 0, 0, "example 0: an ending has no tokens"},
-        {"a text beyond the end", 529, 40, 0, "ends inside example 1 of 2"},
-        {"a token outside the vocabulary", 518, 1000, 0, "example 0: token 1000 is outside the vocabulary of 1000"},
-        {"truncated", -1, 0, -2, "ends inside example 1 of 2"},
-        {"half a word at the end", -1, 0, 1, "1 bytes follow its last example"},
-        {"more at the end", -1, 0, 4, "4 bytes follow its last example"},
-        {"truncated header", -1, 0, -(46 + 1), "too few for the header"},
-        {"empty", -1, 0, -(46 + 1024), "too few for the header"},
+    enum { FIRST = 1024, SECOND = FIRST + 2 * 12 };
+    static const FileChange changes[] = {
+        {"as it is", 0, 0, 0, 0, NULL},
+        {"magic number", 0, 2, 1, 0, "magic number is"},
+        {"version 3", 4, 4, 3, 0, "version 3, but only versions 1 and 2"},
+        {"version 2 without characters", 4, 4, 2, 0, "example 0: its header gives 24 bytes, but its texts take 28"},
+        {"no examples", 8, 4, 0, 0, "gives 0 examples"},
+        {"too many examples", 8, 4, 30000, 0, "gives 30000 examples, but 46 bytes"},
+        {"one example more than there is", 8, 4, 3, 0, "gives 3 examples, but 46 bytes"},
+        {"one example less", 8, 4, 1, 0, "22 bytes follow its last example"},
+        {"no begin of an example", SECOND, 2, 65534, 0,
+         "example 1 begins with 65534 and has the number 1, not with 65535"},
+        {"another number", SECOND + 4, 2, 7, 0,
+         "example 1 begins with 65535 and has the number 7, not with 65535 and 1"},
+        {"another number of bytes", FIRST + 2, 2, 22, 0, "example 0: its header gives 22 bytes, but its texts take 24"},
+        {"a label that there is not", FIRST + 6, 2, 2, 0, "example 0: its label is 2, but it has 2 endings"},
+        {"no endings", FIRST + 8, 2, 0, 0, "its label is 1, but it has 0 endings"},
+        {"no context", FIRST + 10, 2, 0, 0, "example 0: its context has no tokens"},
+        {"an empty ending", FIRST + 16, 2, 0, 0, "example 0: an ending has no tokens"},
+        {"a text beyond the end", SECOND + 10, 2, 40, 0, "ends inside example 1 of 2"},
+        {"a token outside the vocabulary", FIRST + 12, 2, 1000, 0,
+         "example 0: token 1000 is outside the vocabulary of 1000"},
+        {"truncated", 0, 0, 0, -2, "ends inside example 1 of 2"},
+        {"half a word at the end", 0, 0, 0, 1, "1 bytes follow its last example"},
+        {"truncated header", 0, 0, 0, -(46 + 1), "too few for the header"},
+    };
+    // With characters: the last words are those of the endings.
+    static const FileChange characters[] = {
+        {"as it is", 0, 0, 0, 0, NULL},
+        {"none", FIRST + 24, 2, 0, 0, "example 0: an ending has no characters"},
+        {"truncated", 0, 0, 0, -2, "ends inside example 0 of 1"},
     };
     int lengths[] = {2, 1, 1, 1};
-    Text good = {NULL, 0, 0};
-    put_header(&good, 2, 1);
-    put_example(&good, 0, 1, 2, lengths, 1);
+    Text good = {NULL, 0, 0}, two = {NULL, 0, 0};
+    put_header(&good, 2, 1), put_header(&two, 1, 2);
+    put_example(&good, 0, 1, 2, lengths, 1), put_example(&two, 0, 1, 2, lengths, 2);
     lengths[0] = 1;
     put_example(&good, 1, 0, 2, lengths, 1);
-    size_t n = good.length;
-    text_append(&good, "\0\0\0\0", 4);
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        char kept[2];
-        size_t at = cases[i].word < 0 ? 0 : 2 * (size_t)cases[i].word;
-        memcpy(kept, good.text + at, 2);
-        uint16_t value = (uint16_t)cases[i].value;
-        if (cases[i].word >= 0) memcpy(good.text + at, &value, 2);
-        good.length = n + (size_t)cases[i].change;
-        char* file = put_file(t, "bad.bin", good.text, good.length);
-        memcpy(good.text + at, kept, 2);
-        expect_end(t, USAGE, cases[i].name, cases[i].message, open_set, file);
-        free(file);
-    }
-    int failed = t->failed;
-    good.length = n;
-    for (size_t i = 0; i < n; i = i == 16 ? 1024 : i + 1) {
-        char kept = good.text[i];
-        good.text[i] = (char)draw((uint32_t)i, 5, 0);
-        char* file = put_file(t, "bad.bin", good.text, good.length);
-        good.text[i] = kept;
-        expect_end(t, -1, NULL, NULL, open_set, file);
-        free(file);
-    }
-    expect(t, failed == t->failed, "any byte damaged", "see above");
-    // With characters: the last words are those of the last example's endings.
-    good.length = 0;
-    put_header(&good, 1, 2);
-    put_example(&good, 0, 1, 2, lengths, 2);
-    for (int k = 0; k < 2; k++) {
-        if (k) memset(good.text + good.length - 2, 0, 2);
-        char* bad = put_file(t, "bad.bin", good.text, good.length - (k ? 0 : 2));
-        expect_end(t, USAGE, k ? "no characters" : "truncated before the characters",
-                   k ? "example 0: an ending has no characters" : "ends inside example 0 of 1", open_set, bad);
-        free(bad);
-    }
+    expect_changes(t, &good, "set.bin", changes, COUNT_OF(changes), open_set);
+    expect_changes(t, &two, "characters.bin", characters, COUNT_OF(characters), open_set);
+    expect_any_damage(t, &good, "damaged.bin", 16, open_set);
     char* file = put_set(t, "short.bin", 0);
     expect_end(t, USAGE, "an ending that is longer than sequences", "has 7 tokens, but sequences have 4 at most (-t)",
                open_short, file);
     expect_end(t, USAGE, "a set twice", "in logs it would be \"short\", as ", open_twice, file);
     unlink(file);
     expect_end(t, USAGE, "no such set", "No such file", open_set, file);
-    free(file), free(good.text);
+    free(file), free(good.text), free(two.text);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -413,9 +353,9 @@ static void test_sets(Tests* t) {
     free(a), free(b), free(both);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
     Tests t;
-    tests_open(&t);
+    tests_choose(&t, argc, argv);
     t.directory = make_scratch_directory("test_choices");
     test_read(&t);
     test_large(&t);

@@ -1,6 +1,8 @@
 /* Tests of the examples of a task: reading, truncating and batching labelled text, compared with plain loops; and the
  * scores of classes, compared with counts by hand.
  *
+ *     ./test_examples [NAME]      the cases whose name contains NAME
+ *
  * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 #include "apps/tune/task_evaluation.h"
 #include "dev/test/tests.h"
@@ -29,146 +31,106 @@ static int is_example(const Examples* e, int i, const char* want, int second, in
 // ---------------------------------------------------------------------------------------------------------
 // Files
 
-// Files without labels, for a model whose classes have these names.
-static void test_unlabelled(Tests* t, const WordPiece* words, const LabelNames* names) {
-    Examples e;
-    char* path = put_text_file(t, "texts.tsv", "a b\n\nno\n0\n");
-    labelled_read(&e, path, words, names, 2, 16, 1);
-    expect_that(t, e.count == 4 && is_example(&e, 0, "ab|", 4, -1) && is_example(&e, 1, "|", 2, -1) && e.label[4] == -1,
-                "lines of a text, one of them empty");
-    examples_close(&e), free(path);
-    path = put_text_file(t, "header-alone.tsv", "sentence\na b\n");
-    labelled_read(&e, path, words, names, 2, 16, 1);
-    expect_that(t, e.count == 1 && is_example(&e, 0, "ab|", 4, -1), "a header of one column");
-    examples_close(&e), free(path);
-    path = put_text_file(t, "header-pairs.tsv", "index\tsentence2\tsentence1\n0\tb\ta\n");
-    labelled_read(&e, path, words, names, 2, 16, 1);
-    expect_that(t, e.count == 1 && is_example(&e, 0, "a|b|", 3, -1), "a header without labels, of a pair");
-    examples_close(&e), free(path);
-    path = put_text_file(t, "odd.tsv", "no\ttext\n1\tsentence\n");
-    labelled_read(&e, path, words, names, 2, 16, 1);
-    expect_that(t, e.count == 2 && e.label[0] == 0 && e.label[2] == 1, "a text that is a column's name, after a label");
-    examples_close(&e), free(path);
-    path = put_text_file(t, "both.tsv", "label\ttext\nyes\ta\n");
-    labelled_read(&e, path, words, names, 2, 16, 1);
-    expect_that(t, e.count == 1 && is_example(&e, 0, "a|", 3, 1), "labels that need not be there");
-    examples_close(&e), free(path);
-}
+// A file, and one of its examples.
+typedef struct {
+    const char *name, *text, *tokens;
+    int T, example, labels, label, second;
+    double number;  // of a regression
+} LabelledFile;
 
-static void test_files(Tests* t, const WordPiece* words) {
-    LabelNames names = {NULL, 0};
-    Examples e;
-    char* path = put_text_file(t, "single.tsv", "1\ta b c\n\n0\tx\"y\r\n2\ta b c d e f g h i j k l\n");
-    labelled_read(&e, path, words, &names, 3, 8, 0);
-    expect_that(t, e.count == 3 && is_example(&e, 0, "abc|", 5, 1), "a text");
-    expect_that(t, examples_length(&e, 1) == 5 && e.tokens[e.begin[1] + 2] == 1, "a quotation mark is a character");
-    expect_that(t, is_example(&e, 2, "abcdef|", 8, 2), "a text that is cut");
-    expect_that(t, e.group[0] == 0 && e.group[2] == 2 && e.targets == 1, "each is a group of its own");
-    examples_close(&e), free(path);
-
+// Of texts with labels 0 to 2, and of GLUE's own files. Files with a label column are read for training too.
+static const LabelledFile NUMBERED[] = {
+    {"a text", "1\ta b c\n\n0\td\n", "abc|", 8, 0, 3, 1, 5, 0},
+    {"a quotation mark is a character", "1\ta\n\n0\tx\"y\r\n", "x?y|", 8, 1, 3, 0, 5, 0},
+    {"a text that is cut", "2\ta b c d e f g h i\n", "abcdef|", 8, 0, 3, 2, 8, 0},
     // 7 tokens for both texts: 3 and 4 if both are longer than half, whichever is longer.
-    path = put_text_file(t, "pairs.tsv",
-                         "0\ta b\tc d\n0\ta b c d e f\tx y\n0\ta b\tu v w x y z\n0\ta b c d e f\tu v w x y\n"
-                         "0\ta b c d e\tu v w x y z\n0\ta b c d e\tv w x y z\n");
-    labelled_read(&e, path, words, &names, 2, 10, 0);
-    expect_that(t, is_example(&e, 0, "ab|cd|", 4, 0), "a pair");
-    expect_that(t, is_example(&e, 1, "abcde|xy|", 7, 0), "a pair whose first text is cut");
-    expect_that(t, is_example(&e, 2, "ab|uvwxy|", 4, 0), "a pair whose second text is cut");
-    expect_that(t, is_example(&e, 3, "abcd|uvw|", 6, 0), "both are cut, the first is longer");
-    expect_that(t, is_example(&e, 4, "abc|uvwx|", 5, 0), "both are cut, the second is longer");
-    expect_that(t, is_example(&e, 5, "abc|vwxy|", 5, 0), "both are cut, equally long");
-    examples_close(&e), free(path);
+    {"a pair", "0\ta b\tc d\n", "ab|cd|", 10, 0, 2, 0, 4, 0},
+    {"the first text is cut", "0\ta b c d e f\tx y\n", "abcde|xy|", 10, 0, 2, 0, 7, 0},
+    {"the second text is cut", "0\ta b\tu v w x y z\n", "ab|uvwxy|", 10, 0, 2, 0, 4, 0},
+    {"both are cut, the first is longer", "0\ta b c d e f\tu v w x y\n", "abcd|uvw|", 10, 0, 2, 0, 6, 0},
+    {"both are cut, the second is longer", "0\ta b c d e\tu v w x y z\n", "abc|uvwx|", 10, 0, 2, 0, 5, 0},
+    {"both are cut, equally long", "0\ta b c d e\tv w x y z\n", "abc|vwxy|", 10, 0, 2, 0, 5, 0},
+    {"CoLA", "gj04\t1\t\ta b\nr-67\t0\t?*\tc\n", "ab|", 16, 0, 2, 1, 4, 0},
+    {"CoLA, test", "index\tsentence\n0\ta b\n", "ab|", 16, 0, 2, -1, 4, 0},
+    {"SST-2", "sentence\tlabel\na b \t1\n", "ab|", 16, 0, 2, 1, 4, 0},
+    {"MRPC", "\xEF\xBB\xBFQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t702\t703\ta b\tc\r\n", "ab|c|", 16, 0, 2, 1,
+     4, 0},
+    {"MRPC, test", "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t7\t8\ta b\tc\n", "ab|c|", 16, 0, 2, -1, 4, 0},
+    {"STS-B",
+     "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+     "0\tmain\tMSRvid\t2012\t1\tnone\tnone\ta b\tc\t4.75\n",
+     "ab|c|", 16, 0, 1, 0, 4, 4.75},
+    {"STS-B, below 0", "score\tsentence1\tsentence2\n-1.5e0\ta b\tc\n", "ab|c|", 16, 0, 1, 0, 4, -1.5},
+    {"STS-B, test", "index\tyear\tsentence1\tsentence2\n0\t2012\ta b\tc\n", "ab|c|", 16, 0, 1, -1, 4, NAN},
+    {"a number and a text", "2.5\ta b\n", "ab|", 16, 0, 1, 0, 4, 2.5},
+    {"QQP", "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t2\t3\ta b\tc\t1\n", "ab|c|", 16, 0, 2, 1, 4, 0},
+    {"QQP: line breaks in questions in quotation marks",
+     "id\tquestion1\tquestion2\tis_duplicate\n1\t\"a\n\nb\n\"\t\"c \"\"d\"\"\r\n\"\t1\n2\t\"\ta\t0\n", "?ab?|?c??d???|",
+     16, 0, 2, 1, 6, 0},
+    {"QQP, test", "id\tquestion1\tquestion2\n0\ta b\tc\n", "ab|c|", 16, 0, 2, -1, 4, 0},
+    {"MNLI",
+     "index\tpromptID\tsentence1_binary_parse\tsentence1_parse\tsentence1\tsentence2\tlabel1\tgold_label\n"
+     "0\t1\tx\tx\ta b\tc\t0\t1\n",
+     "ab|c|", 16, 0, 2, 1, 4, 0},
+    {"QNLI", "index\tquestion\tsentence\tlabel\n0\ta b\tc\t1\n", "ab|c|", 16, 0, 2, 1, 4, 0},
+    {"QNLI, test", "index\tquestion\tsentence\n0\ta b\tc\n", "ab|c|", 16, 0, 2, -1, 4, 0},
+    {"RTE and WNLI", "index\tsentence1\tsentence2\tlabel\n0\ta b\tc\t1\n", "ab|c|", 16, 0, 2, 1, 4, 0},
+    {"a text that is a column's name", "0\tscore\n1\ta b\n", "?|", 16, 0, 2, 0, 3, 0},
+    {"a CR in a line is kept", "1\ta\rb\r\n", "ab|", 16, 0, 2, 1, 4, 0},
+};
 
-    path = put_text_file(t, "header.tsv", "id\thypothesis\tgold_label\tpremise\n7\tb c\tno\ta\n8\te\tyes\td\n");
-    labelled_find_names(&names, path, 2);
-    labelled_read(&e, path, words, &names, 2, 16, 0);
-    expect_that(t, names.count == 2 && strcmp(names.name[0], "no") == 0, "names in the order of their bytes");
-    expect_that(t, is_example(&e, 0, "a|bc|", 3, 0) && is_example(&e, 1, "d|e|", 3, 1), "columns by their names");
-    examples_close(&e), free(path);
-    path = put_text_file(t, "mark.tsv", "\xEF\xBB\xBFno\ta\nyes\tb\n");
-    labelled_read(&e, path, words, &names, 2, 16, 0);
-    expect_that(t, e.count == 2 && is_example(&e, 0, "a|", 3, 0), "a byte order mark");
-    examples_close(&e), free(path);
-    path = put_text_file(t, "question.tsv", "sentence\tquestion\tlabel\na\tb\tyes\n");
-    labelled_read(&e, path, words, &names, 2, 16, 0);
-    expect_that(t, is_example(&e, 0, "b|a|", 3, 1), "a question comes before its sentence");
-    examples_close(&e), free(path);
-    test_unlabelled(t, words, &names);
-    path = put_text_file(t, "votes.tsv", "sentence1\tlabel1\tgold_label\na\tno\tyes\nb\tno\tno\tno\tyes\tyes\tyes\n");
-    labelled_read(&e, path, words, &names, 2, 16, 0);
-    expect_that(t, e.count == 2 && e.label[0] == 1 && is_example(&e, 1, "b|", 3, 1), "SNLI: label2 to label5");
-    examples_close(&e), free(path);
-    path = put_text_file(t, "tabs.tsv", "sentence\tlabel\na\tno\t\nb\tyes\t\t\n");
-    labelled_read(&e, path, words, &names, 2, 16, 0);
-    expect_that(t, e.count == 2 && is_example(&e, 1, "b|", 3, 1), "tabs at the end of a line");
-    examples_close(&e), free(path);
-    label_names_free(&names);
-    path = put_text_file(t, "breaks.tsv",
-                         "id\tquestion1\tquestion2\tis_duplicate\n"
-                         "1\t\"a\n\nb\n\"\t\"c \"\"d\"\"\r\n\"\t1\n2\t\"\ta\t0\n");
-    labelled_read(&e, path, words, &names, 2, 16, 0);
-    expect_that(t, e.count == 2 && is_example(&e, 0, "?ab?|?c??d???|", 6, 1) && is_example(&e, 1, "?|a|", 3, 0),
-                "QQP: line breaks in questions in quotation marks");
-    examples_close(&e), free(path);
-    path = put_text_file(t, "numbers.tsv", "0\ta\n1\tb\n");
-    labelled_find_names(&names, path, 3);
-    expect_that(t, names.count == 0, "numbers have no names");
-    free(path);
-}
+// Of texts with the labels no and yes.
+static const LabelledFile NAMED[] = {
+    {"columns by their names", "id\thypothesis\tgold_label\tpremise\n7\tb c\tyes\ta\n", "a|bc|", 16, 0, 2, 1, 3, 0},
+    {"a byte order mark", "\xEF\xBB\xBFno\ta\nyes\tb\n", "a|", 16, 0, 2, 0, 3, 0},
+    {"a question comes before its sentence", "sentence\tquestion\tlabel\na\tb\tyes\n", "b|a|", 16, 0, 2, 1, 3, 0},
+    {"SNLI: label2 to label5", "sentence1\tlabel1\tgold_label\na\tno\tyes\nb\tno\tno\tno\tyes\tyes\tyes\n", "a|", 16, 0,
+     2, 1, 3, 0},
+    {"tabs at the end of a line", "sentence\tlabel\na\tno\t\nb\tyes\t\t\n", "b|", 16, 1, 2, 1, 3, 0},
+    {"lines of a text", "a b\n\nno\n0\n", "ab|", 16, 0, 2, -1, 4, 0},
+    {"an empty line", "a b\n\nno\n0\n", "|", 16, 1, 2, -1, 2, 0},
+    {"a header of one column", "sentence\na b\n", "ab|", 16, 0, 2, -1, 4, 0},
+    {"a header without labels, of a pair", "index\tsentence2\tsentence1\n0\tb\ta\n", "a|b|", 16, 0, 2, -1, 3, 0},
+    {"a column's name after a label", "no\ttext\nyes\tsentence\n", "?|", 16, 1, 2, 1, 3, 0},
+};
 
-// The header and a line of GLUE's own files, and the expected example. Files with a label column are read for training
-// too.
-static void test_glue(Tests* t, const WordPiece* words) {
-    static const struct {
-        const char *name, *text, *tokens;
-        int labels, label, second;
-        double number;  // of a regression
-    } files[] = {
-        {"CoLA", "gj04\t1\t\ta b\nr-67\t0\t?*\tc\n", "ab|", 2, 1, 4, 0},
-        {"CoLA, test", "index\tsentence\n0\ta b\n", "ab|", 2, -1, 4, 0},
-        {"SST-2", "sentence\tlabel\na b \t1\n", "ab|", 2, 1, 4, 0},
-        {"SST-2, test", "index\tsentence\n0\ta b\n", "ab|", 2, -1, 4, 0},
-        {"MRPC", "\xEF\xBB\xBFQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t702\t703\ta b\tc\r\n", "ab|c|", 2, 1, 4,
-         0},
-        {"MRPC, test", "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t7\t8\ta b\tc\n", "ab|c|", 2, -1, 4, 0},
-        {"STS-B",
-         "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
-         "0\tmain\tMSRvid\t2012\t1\tnone\tnone\ta b\tc\t4.75\n",
-         "ab|c|", 1, 0, 4, 4.75},
-        {"STS-B, below 0", "score\tsentence1\tsentence2\n-1.5e0\ta b\tc\n", "ab|c|", 1, 0, 4, -1.5},
-        {"STS-B, test",
-         "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\n"
-         "0\tmain\tMSRvid\t2012\t1\tnone\tnone\ta b\tc\n",
-         "ab|c|", 1, -1, 4, NAN},
-        {"a number and a text", "2.5\ta b\n", "ab|", 1, 0, 4, 2.5},
-        {"QQP", "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t2\t3\ta b\tc\t1\n", "ab|c|", 2, 1, 4, 0},
-        {"QQP, test", "id\tquestion1\tquestion2\n0\ta b\tc\n", "ab|c|", 2, -1, 4, 0},
-        {"MNLI",
-         "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
-         "sentence2_parse\tsentence1\tsentence2\tlabel1\tlabel2\tgold_label\n"
-         "0\t1\t2\tg\tx\tx\tx\tx\ta b\tc\t0\t0\t1\n",
-         "ab|c|", 2, 1, 4, 0},
-        {"QNLI", "index\tquestion\tsentence\tlabel\n0\ta b\tc\t1\n", "ab|c|", 2, 1, 4, 0},
-        {"QNLI, test", "index\tquestion\tsentence\n0\ta b\tc\n", "ab|c|", 2, -1, 4, 0},
-        {"RTE and WNLI", "index\tsentence1\tsentence2\tlabel\n0\ta b\tc\t1\n", "ab|c|", 2, 1, 4, 0},
-        {"a text that is a column's name", "0\tscore\n1\ta b\n", "?|", 2, 0, 3, 0},
-        {"a CR in a line is kept", "1\ta\rb\r\n", "ab|", 2, 1, 4, 0},
-    };
-    for (size_t i = 0; i < COUNT_OF(files); i++) {
-        LabelNames names = {NULL, 0};
-        char *path = put_text_file(t, "glue.tsv", files[i].text), *name = xprintf("GLUE: %s", files[i].name);
-        int is_there = 1;
-        for (int may_lack = files[i].label < 0; may_lack < 2; may_lack++) {
+static void test_files(Tests* t, const WordPiece* words, const LabelledFile* files, size_t count,
+                       const LabelNames* names) {
+    for (size_t i = 0; i < count; i++) {
+        const LabelledFile* f = &files[i];
+        char *path = put_text_file(t, "file.tsv", f->text), *name = xprintf("file: %s", f->name);
+        case_begin(t, name);
+        // Blank lines are skipped only where each line must have a label.
+        int most = f->label < 0 || !strstr(f->text, "\n\n");
+        for (int may_lack = f->label < 0; may_lack <= most; may_lack++) {
             Examples e;
-            labelled_read(&e, path, words, &names, files[i].labels, 16, may_lack);
-            int label =
-                files[i].labels == 1 && files[i].label >= 0 ? squared_error_bits(files[i].number) : files[i].label;
-            is_there &= e.count > 0 && is_example(&e, 0, files[i].tokens, files[i].second, label);
+            labelled_read(&e, path, words, names, f->labels, f->T, may_lack);
+            int label = f->labels == 1 && f->label >= 0 ? squared_error_bits(f->number) : f->label, k = f->example;
+            EXPECT(t, k < e.count && e.targets == 1 && e.group[k] == k);
+            if (!t->is_bad && !is_example(&e, k, f->tokens, f->second, label))
+                fail(t, "example %d has %d tokens, the second part from %d on, the label %d; not '%s', %d, %d", k,
+                     examples_length(&e, k), e.second[k], e.label[2 * k], f->tokens, f->second, label);
             examples_close(&e);
         }
-        expect_that(t, is_there, name);
+        case_end(t);
         free(path), free(name);
     }
+}
+
+static void test_names(Tests* t, const WordPiece* words) {
+    LabelNames names = {NULL, 0};
+    test_files(t, words, NUMBERED, COUNT_OF(NUMBERED), &names);
+    char* path = put_text_file(t, "numbers.tsv", "0\ta\n1\tb\n");
+    labelled_find_names(&names, path, 3);
+    expect(t, names.count == 0, "numbers have no names", "there are %d", names.count);
+    free(path);
+    path = put_text_file(t, "names.tsv", "yes\ta\nno\tb\n");
+    labelled_find_names(&names, path, 2);
+    expect(t, names.count == 2 && strcmp(names.name[0], "no") == 0, "names in the order of their bytes", "%d, first %s",
+           names.count, names.count ? names.name[0] : "");
+    test_files(t, words, NAMED, COUNT_OF(NAMED), &names);
+    label_names_free(&names);
+    free(path);
 }
 
 // The tokens that each text of a pair keeps, for all lengths around the limits, as `tokenizers` 0.23 truncates: it cuts
@@ -284,7 +246,8 @@ static void test_batches(Tests* t, int targets) {
 // ---------------------------------------------------------------------------------------------------------
 // Scores
 
-static TaskScore score_of(const int* labels, const int* said, int n, int K) {
+// The scores of predictions. Classes are predicted as their number + 1; K 1: numbers.
+static TaskScore score_of(const double* actual, const double* predicted, int n, int K) {
     TaskData data;
     TaskEvaluation e;
     TaskScore score = {0};
@@ -292,65 +255,54 @@ static TaskScore score_of(const int* labels, const int* said, int n, int K) {
     const int token = CLS;
     memset(&data, 0, sizeof data), memset(&e, 0, sizeof e);
     examples_open(&data.val, 1);
-    for (int i = 0; i < n; i++) examples_add(&data.val, &token, 1, 1, labels[i], 0, i), prediction[i] = said[i] + 1;
+    for (int i = 0; i < n; i++) {
+        examples_add(&data.val, &token, 1, 1, K == 1 ? squared_error_bits(actual[i]) : (int)actual[i], 0, i);
+        prediction[i] = predicted[i] + (K > 1);
+    }
     data.labels = K, e.data = &data, e.predicted = prediction, e.count = n;
-    task_score_classes(&score, &e);
+    if (K == 1) task_score_numbers(&score, &e);
+    else task_score_classes(&score, &e);
     examples_close(&data.val);
     return score;
 }
 
-static TaskScore score_of_numbers(const double* said, const double* actual, int n) {
-    TaskData data;
-    TaskEvaluation e;
-    TaskScore score = {0};
-    double prediction[16];
-    const int token = CLS;
-    memset(&data, 0, sizeof data), memset(&e, 0, sizeof e);
-    examples_open(&data.val, 1);
-    for (int i = 0; i < n; i++)
-        examples_add(&data.val, &token, 1, 1, squared_error_bits(actual[i]), 0, i), prediction[i] = said[i];
-    data.labels = 1, e.data = &data, e.predicted = prediction, e.count = n;
-    task_score_numbers(&score, &e);
-    examples_close(&data.val);
-    return score;
+static void expect_number(Tests* t, const char* name, double got, double want) {
+    expect(t, fabs(got - want) < 1e-6 || (isnan(got) && isnan(want)), name, "%.9g, not %.9g", got, want);
 }
 
 static void test_scores(Tests* t) {
-    const int labels[6] = {0, 1, 1, 1, 0, 1}, said[6] = {0, 1, 0, 1, 1, 1};
-    TaskScore two = score_of(labels, said, 6, 2);
-    expect_that(t, fabs(two.values[0] - 4.0 / 6) < 1e-12 && fabs(two.values[1] - 6.0 / 8) < 1e-12,
-                "F1 of class 1: 3 of 4 and 4");
-    const int many[5] = {0, 0, 2, 2, 2}, answers[5] = {0, 2, 2, 2, 1};
-    TaskScore three = score_of(many, answers, 5, 9);
-    double f1 =
-        (2.0 / 3 + 0 + 4.0 / 6) / 3;  // class 1 is predicted, but never correctly; classes from 3 on do not occur
-    expect_that(t, fabs(three.values[0] - 3.0 / 5) < 1e-12 && fabs(three.values[1] - f1) < 1e-12,
-                "mean F1 of the classes that occur");
-    const real x[6] = {1, 9, 2, 9, 0, 9};
-    const double x1[5] = {1, 2, 2, 4, 5}, y1[5] = {0.5, 3, 1, 1, 8};
+    static const double two[2][6] = {{0, 1, 1, 1, 0, 1}, {0, 1, 0, 1, 1, 1}};
+    static const double many[2][5] = {{0, 0, 2, 2, 2}, {0, 2, 2, 2, 1}};
+    static const double numbers[2][5] = {{0.5, 3, 1, 1, 8}, {1, 2, 2, 4, 5}};
+    static const real x[6] = {1, 9, 2, 9, 0, 9};
     double ranks[5];
-    task_rank(ranks, x1, 5);
-    expect_that(t, ranks[0] == 0 && ranks[1] == 1.5 && ranks[2] == 1.5 && ranks[3] == 3 && ranks[4] == 4,
-                "ranks of equals");
+    TaskScore score = score_of(two[0], two[1], 6, 2);
+    expect_number(t, "accuracy of two classes", score.values[0], 4.0 / 6);
+    expect_number(t, "F1 of class 1: 3 of 4 and 4", score.values[1], 6.0 / 8);
+    score = score_of(many[0], many[1], 5, 9);
+    expect_number(t, "accuracy of nine classes", score.values[0], 3.0 / 5);
+    // Class 1 is predicted, but never correctly; classes from 3 on do not occur.
+    expect_number(t, "mean F1 of the classes that occur", score.values[1], (2.0 / 3 + 0 + 4.0 / 6) / 3);
     // numpy.corrcoef of the numbers, and of their ranks
-    TaskScore numbers = score_of_numbers(x1, y1, 5);
-    expect_that(t, fabs(numbers.values[0] - 0.7181077176566726) < 1e-12, "Pearson's correlation");
-    expect_that(t, fabs(numbers.values[1] - 0.7631578947368421) < 1e-12, "Spearman's correlation");
-    expect_that(t, isnan(task_correlation(ranks, (const double[5]){0}, 5)), "no correlation with a constant");
-    double sum = exp(1.0) + exp(2.0) + 1;
-    expect_that(t, fabs(task_cross_entropy(x, 3, 2, 1) - (log(sum) - 2)) < 1e-6,
-                "cross-entropy, logits that lie apart");
-    expect_that(t, task_cross_entropy(x, 3, 2, 3) == 0, "a target that is none");
+    score = score_of(numbers[0], numbers[1], 5, 1);
+    expect_number(t, "Pearson's correlation", score.values[0], 0.7181077176566726);
+    expect_number(t, "Spearman's correlation", score.values[1], 0.7631578947368421);
+    task_rank(ranks, numbers[1], 5);
+    expect(t, ranks[0] == 0 && ranks[1] == 1.5 && ranks[2] == 1.5 && ranks[3] == 3 && ranks[4] == 4, "ranks of equals",
+           "%g %g %g %g %g", ranks[0], ranks[1], ranks[2], ranks[3], ranks[4]);
+    expect_number(t, "no correlation with a constant", task_correlation(ranks, (const double[5]){0}, 5), NAN);
+    expect_number(t, "cross-entropy, logits that lie apart", task_cross_entropy(x, 3, 2, 1),
+                  log(exp(1.0) + exp(2.0) + 1) - 2);
+    expect_number(t, "a target that is none", task_cross_entropy(x, 3, 2, 3), 0);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
     Tests t;
     WordPiece words;
-    tests_open(&t);
+    tests_choose(&t, argc, argv);
     t.directory = make_scratch_directory("test_examples");
     open_words(&t, &words);
-    test_files(&t, &words);
-    test_glue(&t, &words);
+    test_names(&t, &words);
     test_truncation(&t, &words);
     test_first(&t);
     test_batches(&t, 1);

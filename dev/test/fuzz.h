@@ -26,14 +26,9 @@ typedef struct {
     void (*config)(const char* path);             // config.json
     void (*command_line)(int argc, char** argv);  // flags, and the plan that they mean
     void (*evaluate)(int argc, char** argv);      // a model's directory, on validation data
-    // From flags or a checkpoint: so many steps if each has at most `limit` rows, and checkpoints if there are several.
-    void (*train)(int argc, char** argv, int64_t steps, int limit);
-    void (*write_shards)(int argc, char** argv, const char* directory);  // the optimizer of a run in two shards
+    void (*train)(int argc, char** argv);         // two steps, from flags or a checkpoint
 } FuzzTrainer;
 
 extern const FuzzTrainer FUZZ_GPT2, FUZZ_BERT;
-
-// Called where a reader ends with DONE, as -x 0 does; NULL: nothing.
-extern void (*fuzz_when_done)(void);
 
 #endif

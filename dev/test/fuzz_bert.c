@@ -1,11 +1,11 @@
 /* The readers of the BERT trainer, for fuzz.c. */
 #include "fuzz.h"
 
-#include "llmc/bert/mlm_data.h"
 #include "llmc/run/peak.h"
 
 // What the machine can do is measured in half a second, which is long here.
 #define peak_matmul_flops(ctx) ((void)(ctx), 1e12)
+#include "llmc/bert/mlm_data.h"
 // Each micro-batch of a step takes memory of its own: for millions of them that takes seconds.
 #define mlm_source_alloc(d, recipe, B, T, micro_steps, ctx)                                                            \
     do {                                                                                                               \

@@ -1,32 +1,30 @@
-/* The readers that the fuzzer tries: for each a few valid inputs to begin with, a function that reads what lies in the
- * directory case/ and checks what it was given, and, where an input holds its own checksums or counts, one that
- * corrects them, so that mutations get past them. */
+/* The readers that the fuzzer tries: for each a function that reads what lies in the directory case/ and checks what it
+ * was given. Valid inputs to begin with are in dev/test/corpus/READER, which is corpus/ here. */
 #ifndef FUZZ_READERS_H
 #define FUZZ_READERS_H
 
 #include <dirent.h>
 
+#include "apps/tune/labelled.h"
+#include "apps/tune/squad.h"
+#include "dev/data/corpus_files.h"
+#include "dev/test/child.h"
 #include "fuzz_mutate.h"
 #include "llmc/base/flags.h"
 #include "llmc/base/log.h"
+#include "llmc/bert/batch_mlm.h"
 #include "llmc/checkpoint/loss_svg.h"
+#include "llmc/checkpoint/resume.h"
+#include "llmc/choices/choice_files.h"
+#include "llmc/data/batch_lm.h"
 #include "llmc/data/safetensors.h"
-
-typedef struct {
-    const char* name;
-    int share;    // of all inputs, in thousandths
-    int batch;    // inputs of a process
-    int answers;  // exit statuses, bit by bit, besides DONE and USAGE
-    int files;    // 1: a run, which keeps its lock to its end; when it is refused its directory must stay as it is
-    size_t most;  // bytes that may be asked for at once; 0: any number
-    void (*seeds)(CaseList* list);
-    void (*read)(void);
-    void (*settle)(Case* c,
-                   int outermost);  // 1: only the checksum over the others; NULL: there is nothing to make right
-} Reader;
+#include "llmc/import/llmc_files.h"
+#include "llmc/text/bpe.h"
+#include "llmc/text/tokenizer.h"
+#include "llmc/text/wordpiece.h"
 
 #define CASE_DIR "case"
-enum { FUZZ_V = 40, FUZZ_T = 8, ANSWER_NAN = 1 << STOPPED_BY_NAN };
+enum { FUZZ_V = 40, FUZZ_T = 8, TASK_T = 16, TASK_LABELS = 3 };
 
 // ---------------------------------------------------------------------------------------------------------
 // Inputs on the disk
@@ -38,10 +36,10 @@ static void case_write(const Case* c, const char* directory) {
         *slash = '\0';
         make_directories(path);
         *slash = '/';
-        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        if (fd < 0 || write_all(fd, c->file[i].bytes.text, c->file[i].bytes.length) != 0)
+        FILE* file = fopen(path, "wb");
+        if (!file || fwrite(c->file[i].bytes.text, 1, c->file[i].bytes.length, file) != c->file[i].bytes.length ||
+            fclose(file) != 0)
             fuzz_broken("%s: %s", path, strerror(errno));
-        close(fd);
         free(path);
     }
 }
@@ -65,18 +63,15 @@ static void case_read(Case* c, const char* directory, size_t prefix) {
     free(entries);
 }
 
-// Remove a directory with all that is in it.
-static void remove_tree(const char* directory) {
-    DIR* dir = opendir(directory);
-    for (struct dirent* e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        if (e->d_type != DT_DIR && unlinkat(dirfd(dir), e->d_name, 0) == 0) continue;
-        char* path = xprintf("%s/%s", directory, e->d_name);
-        if (is_directory(path)) remove_tree(path);
-        free(path);
-    }
-    if (dir) closedir(dir);
-    rmdir(directory);
+// The words of a file as argv, behind the program's name (caller frees none of it).
+static char** words_read(const char* path, int* argc) {
+    enum { MOST = 1 << 17 };
+    char *rest = read_file(path, SIZE_MAX, NULL, USAGE), **argv = (char**)xcalloc(MOST, sizeof *argv);
+    argv[0] = xprintf("fuzz");
+    *argc = 1;
+    while (rest && *argc < MOST - 1) argv[(*argc)++] = strsep(&rest, " \n");
+    if (*argv[*argc - 1] == '\0') argv[--*argc] = NULL;  // behind the last line break
+    return argv;
 }
 
 // A text that ends where the file ends, without a NUL, so that a sanitizer sees what is read behind it.
@@ -87,241 +82,354 @@ static char* read_exactly(const char* path, size_t* n) {
     return exact;
 }
 
-static void seed_text(CaseList* list, const char* name, const char* text) {
-    case_add(case_new(list), name, text, strlen(text));
-}
-
-// What a writer of the project has written to `path` becomes an input's file.
-static void seed_add_file(Case* c, const char* name, const char* path) {
-    size_t n;
-    char* bytes = read_file(path, SIZE_MAX, &n, FAILED);
-    case_add(c, name, bytes, n);
-    free(bytes);
-    unlink(path);
-}
-
-// The words of a text, one a line, as argv; the caller frees lines and words.
-typedef struct {
-    int count;
-    char *text, **word;
-} Lines;
-
-static Lines lines_read(const char* path) {
-    Lines l = {0, read_file(path, SIZE_MAX, NULL, USAGE), NULL};
-    size_t n = strlen(l.text), capacity = 2;
-    for (size_t i = 0; i < n; i++) capacity += l.text[i] == '\n';
-    l.word = (char**)xcalloc(capacity, sizeof *l.word);
-    for (char *at = l.text, *end; at < l.text + n; at = end + 1) {
-        end = at + strcspn(at, "\n");
-        l.word[l.count++] = at;
-        if (*end == '\0') break;
-        *end = '\0';
-    }
-    return l;
-}
-
-static void lines_free(Lines* l) { free(l->text), free(l->word); }
-
 // ---------------------------------------------------------------------------------------------------------
-// JSON: what was read and is written again reads as the same
+// JSON, the log
 
-static void json_seeds(CaseList* list) {
-    static const char* const texts[] = {
-        "{\"a\": 1, \"b\": [true, false, null], \"c\": {\"d\": \"\\u00e9\\ud83d\\ude00\\n\", \"\": -0.5e-3}}",
-        "[0, -1, 1.5, 1e10, 9223372036854775807, \"x\", [], {}, [[[]]]]",
-        "{\"k0\":0,\"k1\":1,\"k2\":2,\"k3\":3,\"k4\":4,\"k5\":5,\"k6\":6,\"k7\":7,\"k8\":8,\"k9\":9,\"k10\":10,"
-        "\"k11\":11,\"k12\":12,\"k13\":13,\"k14\":14,\"k15\":15,\"k16\":16,\"k17\":17}",
-        " \"text with \\\"quotes\\\" and \xe2\x82\xac\" ",
-        "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]",
-        "-12.25"};
-    for (size_t i = 0; i < COUNT_OF(texts); i++) seed_text(list, "input.json", texts[i]);
-}
-
-static void json_write(Text* t, const JsonNode* node, int depth) {
-    if (node->key) {
-        text_json_string(t, node->key, node->key_length);
-        text_append(t, ":", 1);
-    }
-    if (node->type == JSON_NULL) text_append(t, "null", 4);
-    if (node->type == JSON_BOOL) text_printf(t, "%s", node->integer ? "true" : "false");
-    if (node->type == JSON_NUMBER && node->is_integer) text_printf(t, "%lld", (long long)node->integer);
-    if (node->type == JSON_NUMBER && !node->is_integer) text_printf(t, "%.17e", node->number);  // -0 stays no integer
-    if (node->type == JSON_STRING) text_json_string(t, node->string, node->length);
-    if (node->type != JSON_ARRAY && node->type != JSON_OBJECT) return;
+static void json_walk(const JsonNode* node, int depth) {
     size_t count = 0;
-    if (depth >= JSON_MAX_DEPTH) fuzz_broken("%d levels deep", depth);
-    text_append(t, node->type == JSON_ARRAY ? "[" : "{", 1);
-    for (const JsonNode* m = node->first; m; m = m->next) {
-        if (count++) text_append(t, ",", 1);
-        json_write(t, m, depth + 1);
-        for (const JsonNode* other = m->key ? m->next : NULL; other; other = other->next)
-            if (other->key_length == m->key_length && memcmp(other->key, m->key, m->key_length) == 0)
-                fuzz_broken("the key %s occurs twice", m->key);
+    if (depth > JSON_MAX_DEPTH) fuzz_broken("%d levels deep", depth);
+    if (node->type != JSON_ARRAY && node->type != JSON_OBJECT) return;
+    for (const JsonNode* m = node->first; m; m = m->next, count++) {
+        if (m->key && strlen(m->key) == m->key_length && json_get(node, m->key) != m)
+            fuzz_broken("the key %s is another's", m->key);
+        json_walk(m, depth + 1);
     }
-    text_append(t, node->type == JSON_ARRAY ? "]" : "}", 1);
     if (count != node->count) fuzz_broken("%zu children of %zu", count, node->count);
 }
 
 static void json_read(void) {
-    Json json, again;
+    Json json;
     char error[JSON_ERROR_SIZE];
-    Text first = {NULL, 0, 0}, second = {NULL, 0, 0};
     size_t n;
     char* text = read_exactly(CASE_DIR "/input.json", &n);
     if (json_parse(&json, text, n, error) != 0) die(USAGE, "%s", error);
     free(text);
-    json_write(&first, json.root, 0);
-    if (json_parse(&again, first.text, first.length, error) != 0)
-        fuzz_broken("written again, it is refused: %s", error);
-    json_write(&second, again.root, 0);
-    if (first.length != second.length || memcmp(first.text, second.text, first.length) != 0)
-        fuzz_broken("written again, it is another");
-    json_free(&json), json_free(&again);
-    free(first.text), free(second.text);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// log.jsonl, cut back to a step
-
-// Steps first .. first + count - 1, cut back to the one in the middle.
-static void log_seed(CaseList* list, int64_t first, int count) {
-    Log log;
-    Case* c = case_new(list);
-    Text settings = {NULL, 0, 0};
-    char text[32];
-    log_open(&log, "made", -1);
-    text_printf(&settings, "{\"batch\": 4, \"output\": \"out\"}");
-    log_line(&log, &settings);
-    for (int i = 0; i < count; i++) {
-        int64_t step = first + i, steps = first + count;
-        LogStep s = {step, steps, 5.0 - i, 1e-3, i == 3 ? NAN : 1.0, 0.01, 1000, 0, (double)(i % 2), NULL, NULL};
-        log_step(&log, &s);
-        if (i % 2 == 0) log_validation(&log, step, steps, 4.0 - i, "\"accuracy\": 0.25");
-    }
-    log_close(&log);
-    seed_add_file(c, "log.jsonl", "made/log.jsonl");
-    snprintf(text, sizeof text, "%lld\n", (long long)(first + count / 2));
-    case_add(c, "step.txt", text, strlen(text));
-    free(settings.text);
-}
-
-static void log_seeds(CaseList* list) {
-    log_seed(list, 1, 0);
-    log_seed(list, 1, 5);
-    log_seed(list, 1, 10);
-    log_seed(list, INT64_MAX - 4, 3);
-    log_seed(list, ((int64_t)1 << 53) - 60, 120);  // with a mean, and steps that are too large for a plot
+    json_walk(json.root, 0);
+    json_free(&json);
 }
 
 static void log_read(void) {
     Log log;
-    Text none = {NULL, 0, 0};
-    Json line;
-    char error[JSON_ERROR_SIZE];
-    Lines step = lines_read(CASE_DIR "/step.txt");
-    int64_t last = step.count ? strtoll(step.word[0], NULL, 10) : 0;
-    lines_free(&step);
+    int argc;
+    char** step = words_read(CASE_DIR "/step.txt", &argc);
+    int64_t last = argc > 1 ? strtoll(step[1], NULL, 10) : 0;
     if (last < 0) die(USAGE, "no step");
     log_open(&log, CASE_DIR, last);
-    text_append(&none, "{}", 2);
-    log_line(&log, &none);
     log_write_svg(&log, "<fuzz> & \xff");
     if (log.train.count > 1 && log.train.step[log.train.count - 1] > last) fuzz_broken("a loss behind the last step");
     log_close(&log);
-    free(none.text);
-    Lines kept = lines_read(CASE_DIR "/log.jsonl");
-    for (int i = 0; i < kept.count; i++) {
-        if (json_parse(&line, kept.word[i], strlen(kept.word[i]), error) != 0) fuzz_broken("line %d: %s", i + 1, error);
-        const JsonNode* number = json_get(line.root, "step");
-        if (number && !(number->is_integer && number->integer <= last))
-            fuzz_broken("line %d is of another step", i + 1);
-        json_free(&line);
-    }
-    if (kept.count == 0) fuzz_broken("the new line is not there");
-    lines_free(&kept);
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// safetensors
-
-static void safetensors_seed(CaseList* list, int metadata, const char* const* dtypes, int count) {
-    SafeTensorsWriter w;
-    const uint64_t shapes[] = {(uint64_t)(metadata ? 2 : 0), 3, 1, 4};  // also tensors of no elements
-    char bytes[2 * 3 * 4 * 8];
-    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (char)(7 * i);
-    safetensors_writer_create(&w, "made/x");
-    if (metadata) safetensors_writer_metadata(&w, "format", "pt");
-    for (int i = 0; i < count; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "block.%d.weight", i);
-        safetensors_writer_add(&w, name, dtypes[i], i % 5, shapes);
-    }
-    safetensors_writer_begin(&w);
-    for (int i = 0; i < count; i++) {
-        uint64_t n = (uint64_t)safetensors_element_size(dtypes[i]);
-        for (int k = 0; k < i % 5; k++) n *= shapes[k];
-        safetensors_writer_append(&w, bytes, (size_t)n);
-    }
-    if (safetensors_writer_finish(&w) != 0) fuzz_broken("made/x: %s", strerror(errno));
-    seed_add_file(case_new(list), "input.safetensors", "made/x");
-}
-
-static void safetensors_seeds(CaseList* list) {
-    static const char* const dtypes[] = {"BF16", "F32", "F16", "F64", "I64", "U8", "F32", "BOOL"};
-    safetensors_seed(list, 1, dtypes, COUNT_OF(dtypes));
-    safetensors_seed(list, 0, dtypes, 3);
-    safetensors_seed(list, 1, dtypes, 0);
-}
-
-// The data is as long as the header says.
-static void safetensors_settle(Case* c, int outermost) {
-    (void)outermost;
-    Text* t = &c->file[0].bytes;
-    Json json;
-    char error[JSON_ERROR_SIZE];
-    uint64_t n = 0, end = 0;
-    memcpy(&n, t->text, t->length < sizeof n ? 0 : sizeof n);
-    if (t->length < sizeof n || n > t->length - sizeof n ||
-        json_parse(&json, t->text + sizeof n, (size_t)n, error) != 0)
-        return;
-    for (const JsonNode* m = json.root->first; m; m = m->next) {
-        const JsonNode* offsets = json_get(m, "data_offsets");
-        const JsonNode* last = offsets && offsets->first ? offsets->first->next : NULL;
-        if (last && last->integer > 0 && (uint64_t)last->integer > end) end = (uint64_t)last->integer;
-    }
-    size_t data = sizeof n + (size_t)n, has = t->length - data;
-    char* zeros = (char*)xcalloc(CASE_LARGEST, 1);
-    if (end <= CASE_LARGEST && end < has) text_splice(t, data + (size_t)end, has - (size_t)end, NULL, 0);
-    if (end <= CASE_LARGEST && end > has) text_splice(t, t->length, 0, zeros, (size_t)end - has);
-    free(zeros);
-    json_free(&json);
-}
+// Weights
 
 static void safetensors_read(void) {
     SafeTensors file;
     struct stat info;
     safetensors_open(&file, CASE_DIR "/input.safetensors");
     if (stat(CASE_DIR "/input.safetensors", &info) != 0) fuzz_broken("the file is gone");
-    uint64_t total = 0, size = (uint64_t)info.st_size, first = size;
     for (int i = 0; i < file.count; i++) {
         const SafeTensor* t = &file.tensors[i];
-        if (t->end > size || t->begin > t->end || t->elements > size ||
-            t->end - t->begin != t->elements * (uint64_t)t->element_size)
+        if (t->end > (uint64_t)info.st_size || t->begin > t->end ||
+            t->end - t->begin != t->elements * (uint64_t)t->element_size || !safetensors_find(&file, t->name))
             fuzz_broken("%s is at %llu", t->name, (unsigned long long)t->begin);
-        const SafeTensor* found = safetensors_find(&file, t->name);
-        if (!found || strcmp(found->name, t->name) != 0) fuzz_broken("%s is not found", t->name);
-        total += t->end - t->begin;
-        if (t->begin < first) first = t->begin;
-        if (t->dtype[0] != 'F' && t->dtype[0] != 'B') continue;
-        if (strcmp(t->dtype, "BOOL") == 0 || t->element_size == 1) continue;
+        if ((t->dtype[0] != 'F' && strcmp(t->dtype, "BF16") != 0) || t->element_size == 1) continue;
         real* values = (real*)xmalloc((size_t)t->elements * sizeof(real));
         safetensors_read_real(t, 0, (size_t)t->elements, values);
         free(values);
     }
-    if (total != size - first)
-        fuzz_broken("%llu bytes of tensors in %llu", (unsigned long long)total, (unsigned long long)(size - first));
-    if (safetensors_find(&file, "no such tensor")) fuzz_broken("a tensor that there is not");
     safetensors_close(&file);
 }
+
+static void llmc_read(void) {
+    LlmcWeights w;
+    struct stat info;
+    llmc_weights_open(&w, CASE_DIR "/input.bin");
+    if (stat(CASE_DIR "/input.bin", &info) != 0) fuzz_broken("the file is gone");
+    for (int k = 0; k < LLMC_KINDS; k++) {
+        uint64_t end = w.kind[k].begin + w.kind[k].bytes * (uint64_t)(w.kind[k].in_layers ? w.L : 1);
+        if (end > (uint64_t)info.st_size) fuzz_broken("kind %d ends at %llu", k, (unsigned long long)end);
+    }
+    llmc_weights_close(&w);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Tokens
+
+static void shards_read_case(void) {
+    enum { B = 3, N = B * FUZZ_T };
+    Shards s;
+    BatchLm b;
+    ReadError error = {0, NULL};
+    int inputs[N], targets[N], arrays[3 * N + 1];
+    Documents documents;
+    shards_open(&s, CASE_DIR "/input.bin");
+    batch_lm_init(&b, &s, B, FUZZ_T, FUZZ_V, 1, SHUFFLED);
+    documents_place(&documents, arrays, N);
+    for (uint64_t i = 0; i < batch_lm_windows(&b) + 2 && i < 64 && !error.message; i += B) {
+        batch_lm_read(&b, i, inputs, targets, &error);
+        for (int k = 0; k < N && !error.message; k++)
+            if (inputs[k] < 0 || inputs[k] >= FUZZ_V || targets[k] < -1 || targets[k] >= FUZZ_V)
+                fuzz_broken("tokens %d and %d of %d", inputs[k], targets[k], FUZZ_V);
+        documents_find(&documents, inputs, B, FUZZ_T, FUZZ_V - 1);
+    }
+    shards_fingerprint(&s);
+    batch_lm_free(&b);
+    shards_close(&s);
+    read_error_end(&error);
+}
+
+static void sentences_read_case(void) {
+    enum { B = 2, T = 24 };
+    static const MlmRecipe recipes[] = {{4, 0.15, 0, 1, 0, 0.1}, {6, 0.3, 1, 0, 3, 0.5}};
+    for (size_t k = 0; k < COUNT_OF(recipes); k++) {
+        MlmData data;
+        MlmBatch b;
+        ReadError error = {0, NULL};
+        mlm_open(&data, CASE_DIR "/input.bin", T, recipes[k], 1);
+        mlm_batch_alloc(&b, B, T, recipes[k].max_predictions);
+        for (uint64_t i = 0; i < 2 * mlm_sequences(&data) && i < 32 && !error.message; i += B) {
+            mlm_batch_read(&b, &data, i, B, &error);
+            for (int row = 0; row < b.rows && !error.message; row++)
+                if (b.tokens[row] < 0 || b.tokens[row] >= data.text.vocabulary.V || b.position[row] >= T)
+                    fuzz_broken("row %d: token %d of %d", row, b.tokens[row], data.text.vocabulary.V);
+            for (int m = 0; m < b.masked && !error.message; m++)
+                if (b.masked_rows[m] < 0 || b.masked_rows[m] >= b.rows) fuzz_broken("mask %d of %d rows", m, b.rows);
+        }
+        mlm_batch_free(&b);
+        mlm_close(&data);
+        read_error_end(&error);
+    }
+}
+
+static void multiple_choice_read_case(void) {
+    MultipleChoice c;
+    multiple_choice_open(&c, CASE_DIR "/input.bin", FUZZ_V);
+    for (int i = 0; i < c.count; i++) {
+        MultipleChoiceExample e = multiple_choice_example(&c, i);
+        MultipleChoiceText text = e.context;
+        if (e.label >= e.endings) fuzz_broken("example %d: ending %d of %d", i, e.label, e.endings);
+        for (int ending = 0; ending <= e.endings; ending++) {
+            for (int k = 0; k < text.length; k++)
+                if (text.tokens[k] >= FUZZ_V) fuzz_broken("token %d of %d", text.tokens[k], FUZZ_V);
+            if (ending < e.endings) text = multiple_choice_next(text);
+        }
+    }
+    multiple_choice_close(&c);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Tokenizers: the tokens of a text are the text
+
+static void bpe_read(void) {
+    Bpe b;
+    Tokenizer t;
+    size_t n, length;
+    int* ids;
+    if (tokenizer_open(&t, CASE_DIR) != 0) die(USAGE, "no tokenizer");
+    for (int id = -1; id <= min_int(t.size, 4096); id++) {
+        const char* bytes = tokenizer_decode(&t, id, &n);
+        if (bytes && (id < 0 || id >= t.size || bytes < t.bytes.text || bytes + n > t.bytes.text + t.bytes.length))
+            fuzz_broken("token %d has %zu bytes", id, n);
+    }
+    if (!file_exists(CASE_DIR "/gpt2_tokenizer.bin") && bpe_open(&b, CASE_DIR) == 0) {
+        char* text = read_exactly(CASE_DIR "/text.txt", &n);
+        size_t count = bpe_encode(&ids, &b, text, n, AS_TOKEN);
+        for (size_t i = 0; i < count; i++)
+            if (!tokenizer_decode(&t, ids[i], &length)) fuzz_broken("token %d of %d", ids[i], t.size);
+        free(text), free(ids);
+        bpe_free(&b);
+    }
+    tokenizer_free(&t);
+}
+
+static WordPiece words_of(const char* directory) {
+    WordPiece w;
+    if (wordpiece_open(&w, directory, CASE_OF_MODEL) != 0) die(USAGE, "no vocabulary");
+    return w;
+}
+
+static void wordpiece_read(void) {
+    WordPiece w = words_of(CASE_DIR);
+    size_t n;
+    TokenIds ids = {NULL, 0, 0};
+    Text decoded = {NULL, 0, 0};
+    char* text = read_exactly(CASE_DIR "/text.txt", &n);
+    wordpiece_encode(&ids, &w, text, n);
+    for (size_t i = 0; i < ids.count; i++)
+        if (ids.id[i] < 0 || ids.id[i] >= w.size) fuzz_broken("token %d of %d", ids.id[i], w.size);
+    wordpiece_decode(&decoded, &w, ids.id, ids.count);
+    free(text), free(ids.id), free(decoded.text);
+    wordpiece_free(&w);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Examples of tasks
+
+// Sequences of tokens, each with a class from `least` on or with two positions in it.
+static void examples_check(const Examples* e, const WordPiece* w, int least) {
+    for (int i = 0; i < e->count; i++) {
+        const int *label = e->label + 2 * i, *tokens = e->tokens + e->begin[i];
+        int n = examples_length(e, i), most = e->targets == 1 ? TASK_LABELS : n;
+        if (n < 2 || n > TASK_T || e->second[i] < 1 || e->second[i] > n) fuzz_broken("example %d: %d tokens", i, n);
+        for (int k = 0; k < n; k++)
+            if (tokens[k] < 0 || tokens[k] >= w->size) fuzz_broken("token %d of %d", tokens[k], w->size);
+        for (int k = 0; k < e->targets; k++)
+            if (label[k] < least || label[k] >= most) fuzz_broken("example %d is labelled %d", i, label[k]);
+    }
+}
+
+// Texts that need labels, or need none: by the file's size.
+static void labelled_read_case(void) {
+    const char* path = CASE_DIR "/texts.txt";
+    WordPiece w = words_of("corpus/wordpiece/uncased");
+    Examples e;
+    LabelNames names = {NULL, 0};
+    size_t size;
+    free(read_file(path, SIZE_MAX, &size, USAGE));
+    int may_lack = size % 2;
+    if (may_lack) label_names_add(&names, "yes", 3);
+    else labelled_find_names(&names, path, TASK_LABELS);
+    labelled_read(&e, path, &w, &names, TASK_LABELS, TASK_T, may_lack);
+    examples_check(&e, &w, -may_lack);
+    examples_close(&e), label_names_free(&names), wordpiece_free(&w);
+}
+
+// Whatever a model says, its answers are JSON, and scores are shares.
+static void squad_read_case(void) {
+    WordPiece w = words_of("corpus/wordpiece/uncased");
+    for (int use = SQUAD_EVALUATE; use <= SQUAD_TRAIN; use++) {
+        SquadSettings settings = {TASK_T, 3, 4, 5, (SquadUse)use};
+        Squad s;
+        Examples e;
+        Json answers;
+        real logits[2 * TASK_T];
+        squad_open(&s, &e, CASE_DIR "/questions.json", &w, settings);
+        examples_check(&e, &w, 0);
+        for (int k = 0; k < 2 * TASK_T; k++) logits[k] = (real)(k * 7 % 13);
+        for (int i = 0; i < e.count; i++) squad_take(&s, &e, i, logits, 2);
+        SquadShare all = squad_score(&s).all;
+        if (!(all.exact >= 0 && all.exact <= 100 && all.f1 >= 0 && all.f1 <= 100))
+            fuzz_broken("scores %g and %g", all.exact, all.f1);
+        squad_write(&s, "answers.json");
+        json_load(&answers, "answers.json", SIZE_MAX);
+        json_free(&answers);
+        squad_close(&s), examples_close(&e);
+    }
+    wordpiece_free(&w);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Flags, models and runs, as the trainers read them
+
+// Either trainer's file, "gpt2..." or "bert...", whichever the input has.
+static const FuzzTrainer* case_trainer(const char* name, char path[64]) {
+    snprintf(path, 64, CASE_DIR "/gpt2%s", name);
+    if (file_exists(path)) return &FUZZ_GPT2;
+    snprintf(path, 64, CASE_DIR "/bert%s", name);
+    if (!file_exists(path)) die(USAGE, "no file");
+    return &FUZZ_BERT;
+}
+
+static void command_line_read(void) {
+    char path[64];
+    int argc;
+    const FuzzTrainer* trainer = case_trainer(".txt", path);
+    char** argv = words_read(path, &argc);
+    trainer->command_line(argc, argv);
+}
+
+static void descriptor_read(void) {
+    char path[64];
+    const FuzzTrainer* trainer = case_trainer(".txt", path);
+    trainer->descriptor(read_file(path, SIZE_MAX, NULL, USAGE));
+}
+
+static void config_read_case(void) {
+    char path[64];
+    const FuzzTrainer* trainer = case_trainer(".json", path);
+    trainer->config(path);
+}
+
+// Let a trainer run by these flags, which are separated by spaces.
+static void trainer_run(void (*run)(int argc, char** argv), const char* flags) {
+    char *text = xprintf("fuzz %s", flags), *argv[64], *rest = text;
+    int argc = 0;
+    for (char* word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) argv[argc++] = word;
+    argv[argc] = NULL;
+    run(argc, argv);
+    free(text);
+}
+
+#define GPT2_DATA "-i corpus/shards/uint16/input.bin -j corpus/shards/uint16/input.bin -t 8 -b 1 --threads 1 -m 1 "
+#define BERT_DATA                                                                                                      \
+    "-i corpus/sentences/uint16/input.bin -j corpus/sentences/uint16/input.bin -t 8 -b 1 --threads 1 -m 1 "
+// A resumed run has the model too: where no checkpoint is complete, it starts a new run with this one.
+#define TINY "-e L=1,C=4,NH=2,T=8,V=40 --async-checkpoint 0 "
+
+static void model_read(void) {
+    char path[64];
+    const FuzzTrainer* trainer = case_trainer("", path);
+    if (trainer == &FUZZ_BERT) trainer_run(trainer->evaluate, BERT_DATA "-o out --evaluate 1 -e " CASE_DIR "/bert");
+    else if (file_exists(CASE_DIR "/gpt2/model.bin"))
+        trainer_run(trainer->evaluate, GPT2_DATA "-o out --evaluate 1 -e " CASE_DIR "/gpt2/model.bin");
+    else trainer_run(trainer->evaluate, GPT2_DATA "-o out --evaluate 1 -e " CASE_DIR "/gpt2");
+}
+
+// What a run of two steps leaves in case/gpt2 or case/bert.
+static void checkpoint_make(int is_bert) {
+    if (is_bert) trainer_run(FUZZ_BERT.train, BERT_DATA TINY "-o " CASE_DIR "/bert -x 4 -n 1 -nk 0");
+    else trainer_run(FUZZ_GPT2.train, GPT2_DATA TINY "-o " CASE_DIR "/gpt2 -x 4 -n 1 -nk 0");
+}
+
+// Manifests vouch for what the mutations left.
+static void checkpoint_seal(void) {
+    static const char* const directories[] = {"gpt2/ckpt/00000001", "gpt2/ckpt/00000002", "bert/ckpt/00000002"};
+    for (size_t i = 0; i < COUNT_OF(directories); i++) {
+        char *directory = xprintf(CASE_DIR "/%s", directories[i]), *manifest = xprintf("%s/manifest.json", directory);
+        if (file_exists(manifest)) unlink(manifest), checkpoint_write_manifest(directory, NULL, 0);
+        free(directory), free(manifest);
+    }
+}
+
+static void checkpoint_read(void) {
+    char path[64];
+    if (case_trainer("", path) == &FUZZ_BERT) trainer_run(FUZZ_BERT.train, BERT_DATA TINY "-y 1 -o " CASE_DIR "/bert");
+    else trainer_run(FUZZ_GPT2.train, GPT2_DATA TINY "-y 1 -o " CASE_DIR "/gpt2");
+}
+
+// ---------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const char* name;
+    int share;    // of all inputs, in thousandths
+    int batch;    // inputs of a process
+    int is_run;   // it may find NaN, and keeps its lock to its end; when it is refused its directory stays as it is
+    size_t most;  // bytes that may be asked for at once; 0: any number
+    void (*read)(void);
+    void (*make)(int which);  // makes valid input 0 or 1 in case/; NULL: they are those of the corpus
+    void (*seal)(void);       // corrects checksums in case/; NULL: there are none
+} Reader;
+
+// clang-format off
+static const Reader READERS[] = {
+    {"json",         120, 1000, 0, (size_t)16 << 20, json_read,                 NULL,            NULL},
+    {"log",           50,  500, 0, (size_t)64 << 20, log_read,                  NULL,            NULL},
+    {"command_line",  80,  100, 0, 0,                command_line_read,         NULL,            NULL},
+    {"descriptor",    30,  500, 0, (size_t)16 << 20, descriptor_read,           NULL,            NULL},
+    {"safetensors",  120,  500, 0, (size_t)16 << 20, safetensors_read,          NULL,            NULL},
+    {"llmc",          30, 1000, 0, (size_t)16 << 20, llmc_read,                 NULL,            NULL},
+    {"bpe",          120,  200, 0, (size_t)1 << 30,  bpe_read,                  NULL,            NULL},
+    {"wordpiece",     30,  500, 0, (size_t)64 << 20, wordpiece_read,            NULL,            NULL},
+    {"shards",        50,  500, 0, (size_t)16 << 20, shards_read_case,          NULL,            NULL},
+    {"sentences",     50,  500, 0, (size_t)64 << 20, sentences_read_case,       NULL,            NULL},
+    {"choices",       40,  500, 0, (size_t)64 << 20, multiple_choice_read_case, NULL,            NULL},
+    {"labelled",      60,  500, 0, (size_t)64 << 20, labelled_read_case,        NULL,            NULL},
+    {"squad",         40,  500, 0, (size_t)64 << 20, squad_read_case,           NULL,            NULL},
+    {"config",        60,  500, 0, (size_t)16 << 20, config_read_case,          NULL,            NULL},
+    {"model",         30,   50, 1, 0,                model_read,                NULL,            NULL},
+    {"checkpoint",    40,   50, 1, 0,                checkpoint_read,           checkpoint_make, checkpoint_seal},
+};
+// clang-format on
 
 #endif

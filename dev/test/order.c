@@ -318,9 +318,9 @@ static void test_buckets(Tests* t) {
     tensors_free(&table);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
     Tests t;
-    tests_open(&t);
+    tests_choose(&t, argc, argv);
     test_orders(&t);
     test_buckets(&t);
     return tests_close(&t);

@@ -1,6 +1,9 @@
-/* Tests of llmc/run: drawing tokens, configuration rows, showing a checkpoint where there are no hard links, what
- * ranks read of a step's sequences, and checkpoints: of any number of ranks, written in the background, kept, not
- * written, and in a directory that another run has taken.
+/* Tests of llmc/run: drawing tokens, a model's configuration, what reaches the optimizer, the energy meter; and
+ * checkpoints: of any number of ranks, written in the background, kept, damaged, cut off by a power cut, and in a
+ * directory that another run has taken.
+ *
+ *     ./test_run [NAME]      the cases whose name contains NAME
+ *
  * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
 #include <errno.h>
 #include <ftw.h>
@@ -62,16 +65,16 @@ static void disk_renames(const char* from, const char* to) {
     if (stat(parent, &st) == 0 && disk_names_count < DISK_MOST) disk_unflushed_names[disk_names_count++] = st.st_ino;
 }
 
+// Nothing is flushed: what is recorded decides.
 static int test_fsync(int fd) {
-    int result = fsync(fd), why = errno, names = 0;
+    int names = 0;
     struct stat st;
     if (fstat(fd, &st) == 0 && disk_flushed_count < DISK_MOST) disk_flushed[disk_flushed_count++] = st;
     for (int i = 0; i < disk_names_count; i++)
         if (disk_unflushed_names[i] != st.st_ino) disk_unflushed_names[names++] = disk_unflushed_names[i];
     disk_names_count = names;
     disk_event_of("fsync", fd);
-    errno = why;
-    return result;
+    return 0;
 }
 
 static int test_rename(const char* from, const char* to) {
@@ -155,131 +158,28 @@ __attribute__((format(printf, 3, 4), noreturn)) static inline void test_die(cons
 #include "llmc/checkpoint/resume.h"
 #include "llmc/model/config.h"
 #include "llmc/profile/profiler.h"
-#include "llmc/run/settings.h"
 #include "llmc/run/step.h"
 
 // ---------------------------------------------------------------------------------------------------------
+// Settings that earlier versions saved
+
+// A value of --loss-scale that earlier versions saved.
+static void test_old_value(Tests* t, const char* value, double want) {
+    char* saved = xprintf("{\"loss-scale\": \"%s\"}", value);
+    double scale = 0;
+    Flag row = {NULL, "--loss-scale", FLAG_REAL, &scale, "-1", -1, 3e38, NULL, SCOPE_RUN, TOPIC_NONE, ""};
+    char *argv[] = {(char*)"program"}, error[JSON_ERROR_SIZE];
+    Json json;
+    flags_parse(&row, 1, 1, argv, "");
+    if (json_parse(&json, saved, strlen(saved), error) != 0) die(FAILED, "%s", error);
+    settings_restore(&row, 1, json.root, 0, "file");
+    json_free(&json);
+    free(saved);
+    expect(t, scale == want, "settings/--loss-scale of an earlier version", "%s: %g", value, scale);
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Sampler
-
-enum { V = 7, DRAWS = 100000 };
-static const real LOGITS[V] = {(real)0.5, (real)2, (real)-1, (real)1.5, (real)-30, (real)0, (real)1};
-
-// The share of each token for uniforms spread evenly over (0, 1).
-static void draw_many(double share[V], Sampler sampler) {
-    for (int i = 0; i < V; i++) share[i] = 0;
-    for (int k = 0; k < DRAWS; k++) {
-        int token = sampler_draw(LOGITS, V, sampler, (k + 0.5) / DRAWS);
-        CHECK(token >= 0 && token < V);
-        share[token] += 1.0 / DRAWS;
-    }
-}
-
-// The largest difference of the shares to softmax(LOGITS / temperature) over the `k` largest.
-static double share_error(const double share[V], double temperature, int k) {
-    double p[V], total = 0, worst = 0;
-    for (int i = 0; i < V; i++) {
-        int larger = 0;
-        for (int j = 0; j < V; j++) larger += LOGITS[j] > LOGITS[i];
-        p[i] = larger < k ? exp((double)LOGITS[i] / temperature) : 0;
-        total += p[i];
-    }
-    for (int i = 0; i < V; i++) worst = fmax(worst, fabs(share[i] - p[i] / total));
-    return worst;
-}
-
-static void test_sampler(Tests* t) {
-    double share[V], before = 0;
-    const double tolerance = 2.0 / DRAWS;  // evenly spread uniforms miss a share by one draw at each end
-    for (int top_k = 0; top_k <= 3; top_k += 3) {
-        Sampler greedy = {0, top_k};
-        draw_many(share, greedy);
-        expect(t, fabs(share[1] - 1) < 1e-9, top_k ? "sampler/temperature 0, top 3" : "sampler/temperature 0",
-               "the most likely token has a share of %g", share[1]);
-    }
-    for (int top_k = 1; top_k <= V; top_k++) {
-        Sampler sampler = {1, top_k};
-        char* name = xprintf("sampler/top %d", top_k);
-        int seen = 0;
-        draw_many(share, sampler);
-        for (int i = 0; i < V; i++) seen += share[i] > 0;
-        // The least likely of the seven has e^-30: a candidate that is never drawn.
-        double error = share_error(share, 1, top_k);
-        expect(t, seen == min_int(top_k, V - 1) && error <= tolerance, name, "%d tokens were drawn, error %g", seen,
-               error);
-        free(name);
-    }
-    static const double temperatures[] = {100, 2, 1, 0.5, 0.1, 0.001};
-    for (size_t k = 0; k < COUNT_OF(temperatures); k++) {
-        Sampler sampler = {temperatures[k], 0}, beyond = {temperatures[k], V + 5};
-        double same[V];
-        char* name = xprintf("sampler/temperature %g", temperatures[k]);
-        draw_many(share, sampler);
-        draw_many(same, beyond);
-        double error = share_error(share, temperatures[k], V);
-        expect(t, error <= tolerance && share[1] > before - 1e-9 && memcmp(share, same, sizeof share) == 0, name,
-               "error %g, share of the most likely %g after %g", error, share[1], before);
-        before = share[1];  // it grows as the temperature falls
-        free(name);
-    }
-    static const real equal[5] = {1, 2, 1, 1, 0};
-    int seen[5] = {0, 0, 0, 0, 0};
-    for (int k = 0; k < DRAWS; k++) {
-        Sampler three = {1, 3};
-        seen[sampler_draw(equal, 5, three, (k + 0.5) / DRAWS)]++;
-    }
-    expect(t, seen[0] && seen[1] && seen[2] && !seen[3] && !seen[4], "sampler/top 3 of equal ones", "%d %d %d %d %d",
-           seen[0], seen[1], seen[2], seen[3], seen[4]);
-    static const real one[1] = {3};
-    Sampler plain = {1, 0, 0};
-    expect(t, sampler_draw(one, 1, plain, 0.999999) == 0, "sampler/one token", "not token 0");
-}
-
-// The seven in the order of their probability are 1 3 6 0 5 2 4; their cumulative sum decides how many are candidates.
-static void test_nucleus(Tests* t) {
-    static const int order[V] = {1, 3, 6, 0, 5, 2, 4};
-    double p[V], share[V], total = 0, sum = 0;
-    for (int i = 0; i < V; i++) total += p[i] = exp((double)LOGITS[order[i]]);
-    for (int n = 1; n <= V - 1; n++) {
-        sum += p[n - 1] / total;
-        // Just reached by n tokens; a little more needs one token more, but for the last but one, beyond which is
-        // e^-30.
-        for (int beyond = 0; beyond < 2; beyond++) {
-            Sampler sampler = {1, 0, fmin(1, sum + (beyond ? 1e-9 : -1e-9))};
-            int want = min_int(n + beyond, V - 1), seen = 0;
-            char* name = xprintf("sampler/top p of %d%s", n, beyond ? " and a little" : "");
-            draw_many(share, sampler);
-            for (int i = 0; i < V; i++) seen += share[i] > 0;
-            double error = share_error(share, 1, want);
-            expect(t, seen == want && error <= 2.0 / DRAWS, name, "%d tokens were drawn, error %g", seen, error);
-            free(name);
-        }
-    }
-    // Of the two most likely the first has 0.62, so that 0.7 takes both and 0.6 one; of all seven it has 0.42.
-    for (int both = 0; both < 2; both++) {
-        Sampler sampler = {1, 2, both ? 0.7 : 0.6};
-        draw_many(share, sampler);
-        expect(t, (share[3] > 0) == both && share[6] == 0, both ? "sampler/top p and k" : "sampler/top p in top k",
-               "shares %g %g %g", share[1], share[3], share[6]);
-    }
-    // At a low temperature the first token is nearly all.
-    Sampler cold = {0.1, 0, 0.9};
-    draw_many(share, cold);
-    expect(t, fabs(share[1] - 1) < 1e-9, "sampler/top p, cold", "the most likely token has a share of %g", share[1]);
-    static const real equal[5] = {1, 2, 1, 1, 1};
-    for (int more = 1; more <= 3; more++) {  // 0.40, and 0.15 for each of the equal ones
-        Sampler most = {1, 0, 0.35 + 0.15 * more};
-        int seen[5] = {0, 0, 0, 0, 0}, good = 1;
-        for (int k = 0; k < DRAWS; k++) seen[sampler_draw(equal, 5, most, (k + 0.5) / DRAWS)]++;
-        for (int i = 0; i < 5; i++) good &= (seen[i] > 0) == (i == 1 || i <= more - (more == 1));
-        char* name = xprintf("sampler/top p of %d equal ones", more);
-        expect(t, good, name, "%d %d %d %d %d", seen[0], seen[1], seen[2], seen[3], seen[4]);
-        free(name);
-    }
-    static const real nan_logits[3] = {(real)NAN, 1, (real)NAN};
-    Sampler any = {1, 0, 0.5};
-    int token = sampler_draw(nan_logits, 3, any, 0.5);
-    expect(t, token >= 0 && token < 3, "sampler/top p of NaN", "token %d", token);
-}
 
 // The token that `uniform` selects of all logits sorted in descending order, of equal ones the first first.
 static int draw_sorted(const real* logits, int n, Sampler sampler, double uniform) {
@@ -302,56 +202,44 @@ static int draw_sorted(const real* logits, int n, Sampler sampler, double unifor
     return token;
 }
 
-// Every choice of candidates equals that of a sort, of logits that differ, that are rounded to many equal ones, and with
-// one that is far below the others.
-static void test_sampler_sorted(Tests* t) {
+// Every draw equals that of a sort: of logits that differ, that are rounded to many equal ones, one of which is far
+// below the others, and of a few.
+static void test_sampler(Tests* t) {
     enum { N = 2000 };
-    static const Sampler samplers[] = {{1, 0, 0},      {1, 40, 0},    {0.7, 1500, 0}, {1, 0, 0.9},
-                                       {2, 300, 0.95}, {0.2, 0, 0.3}, {3, 0, 0.95}};
+    static const Sampler samplers[] = {{1, 0, 0},      {1, 1, 0},       {1, 40, 0},     {0.7, 1500, 0}, {1, 0, 0.9},
+                                       {2, 300, 0.95}, {0.2, 0, 0.3},   {3, 0, 0.95},   {100, 3, 0},    {0.01, 0, 0.5},
+                                       {1, N, 0.5},    {1, N + 1, 0.5}, {1, 1 << 30, 0}};
     static real logits[N];
     double worst = 0;
     for (int i = 0; i <= 7000; i++) worst = fmax(worst, fabs(sampler_exp(-0.1 * i) / exp(-0.1 * i) - 1));
     expect(t, worst < 4e-16 && sampler_exp(0) == 1, "sampler/exp", "error %g", worst);
-    for (int kind = 0; kind < 3; kind++) {
-        int differ = 0;
-        for (int i = 0; i < N; i++) logits[i] = (real)(4 * rng_normal(42, (uint64_t)i));
-        for (int i = 0; i < N && kind == 1; i++) logits[i] = (real)(floor(8 * (double)logits[i]) / 8);
+    for (int kind = 0; kind < 4; kind++) {
+        int n = kind == 3 ? 7 : N, differ = 0;
+        for (int i = 0; i < n; i++) logits[i] = (real)(4 * rng_normal(42, (uint64_t)i));
+        for (int i = 0; i < n && kind == 1; i++) logits[i] = (real)(floor(8 * (double)logits[i]) / 8);
         if (kind == 2) logits[N / 2] = (real)-1e4;
         for (size_t k = 0; k < COUNT_OF(samplers); k++)
             for (int d = 0; d < 50; d++)
-                differ += sampler_draw(logits, N, samplers[k], (d + 0.5) / 50) !=
-                          draw_sorted(logits, N, samplers[k], (d + 0.5) / 50);
+                differ += sampler_draw(logits, n, samplers[k], (d + 0.5) / 50) !=
+                          draw_sorted(logits, n, samplers[k], (d + 0.5) / 50);
         char* name = xprintf("sampler/as by sorting, %d", kind);
         expect(t, differ == 0, name, "%d tokens differ", differ);
         free(name);
     }
-}
-
-// Settings that change nothing, or that are met exactly: of four equal logits each has a quarter, without rounding.
-static void test_sampler_bounds(Tests* t) {
+    // Four equal logits, of which each has exactly a quarter.
     static const real equal[4] = {2, 2, 2, 2};
-    for (int quarters = 1; quarters <= 4; quarters++) {
-        Sampler exact = {1, 0, 0.25 * quarters};
-        int seen[4] = {0, 0, 0, 0}, good = 1;
-        char* name = xprintf("sampler/top p of exactly %d quarters", quarters);
-        for (int k = 0; k < DRAWS; k++) seen[sampler_draw(equal, 4, exact, (k + 0.5) / DRAWS)]++;
-        for (int i = 0; i < 4; i++) good &= (seen[i] > 0) == (i < quarters);
-        expect(t, good, name, "%d %d %d %d", seen[0], seen[1], seen[2], seen[3]);
-        free(name);
-    }
-    static const Sampler alike[][2] = {{{1, 0, 1}, {1, 0, 0}},          // p of 1
-                                       {{0.7, 3, 1}, {0.7, 3, 0}},      // the same in the first three
-                                       {{1, V, 0.5}, {1, 0, 0.5}},      // all of them
-                                       {{1, V + 1, 0.5}, {1, 0, 0.5}},  // more than there are
-                                       {{1, 1 << 30, 0}, {1, 0, 0}},    // without p
-                                       {{0, V + 1, 0.5}, {0, 0, 0}},    // the most likely
-                                       {{0, 0, 1}, {1e-6, 0, 1}}};      // nearly that
-    for (size_t i = 0; i < COUNT_OF(alike); i++) {
-        double share[V], same[V];
-        char* name = xprintf("sampler/settings that are alike, %zu", i);
-        draw_many(share, alike[i][0]);
-        draw_many(same, alike[i][1]);
-        expect(t, memcmp(share, same, sizeof share) == 0, name, "%g %g", share[1], same[1]);
+    static const struct {
+        Sampler sampler;
+        double uniform;
+        int token;
+    } cases[] = {
+        {{1, 0, 0.25}, 0.999, 0}, {{1, 0, 0.5}, 0.999, 1},  {{1, 0, 0.75}, 0.999, 2}, {{1, 0, 1}, 0.999, 3},
+        {{1, 3, 1}, 0.999, 2},    {{0, 0, 0.25}, 0.999, 0}, {{0, 3, 0}, 0.5, 0},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        int got = sampler_draw(equal, 4, cases[i].sampler, cases[i].uniform);
+        char* name = xprintf("sampler/four equal ones, %zu", i);
+        expect(t, got == cases[i].token, name, "token %d, not %d", got, cases[i].token);
         free(name);
     }
     // Four rows of columns, each row a little below the one before: most candidates are no column's maximum.
@@ -359,11 +247,13 @@ static void test_sampler_bounds(Tests* t) {
     for (int i = 0; i < 4 * SAMPLER_BINS; i++) rows[i] = (real)(-0.01 * (i / SAMPLER_BINS));
     Sampler many = {1, 3 * SAMPLER_BINS + 2, 0}, nucleus = {1, 0, 0.9};  // 0.9 of the four ends at 608 of the last
     int last = sampler_draw(rows, 4 * SAMPLER_BINS, many, 1 - 1e-9);
-    expect(t, last == 3 * SAMPLER_BINS + 1, "sampler/more than columns", "token %d", last);
+    expect(t, last == 3 * SAMPLER_BINS + 1, "sampler/more than columns", "token %d, not %d", last,
+           3 * SAMPLER_BINS + 1);
     last = sampler_draw(rows, 4 * SAMPLER_BINS, nucleus, 1 - 1e-9) - 3 * SAMPLER_BINS;
     expect(t, last > 600 && last < 616, "sampler/top p beyond the columns' maxima", "token %d of the last row", last);
-    Sampler greedy = {0, 0, 0.25};
-    expect(t, sampler_draw(equal, 4, greedy, 0.999) == 0, "sampler/temperature 0 of equal ones", "not the first");
+    static const real nan_logits[3] = {(real)NAN, 1, (real)NAN};
+    last = sampler_draw(nan_logits, 3, nucleus, 0.5);
+    expect(t, last >= 0 && last < 3, "sampler/NaN", "token %d", last);
 }
 
 // Which positions are computed for each token of a text: without the cache the whole window, with it the last alone,
@@ -411,12 +301,6 @@ static void refuse_file(const char* text) {
     config_rows_read(&sizes, ROWS, COUNT_OF(ROWS), json.root, "file");
 }
 
-static void refuse_descriptor(const char* text) {
-    Sizes sizes = {1 << 25, 0};
-    (void)text;
-    config_rows_check(&sizes, ROWS, COUNT_OF(ROWS), "source");
-}
-
 // The output of `body` on stderr in a child process, which must end with USAGE (caller frees); NULL if it does not.
 static char* refusal(void (*body)(const char*), const char* text) {
     Text got = {NULL, 0, 0};
@@ -427,7 +311,7 @@ static char* refusal(void (*body)(const char*), const char* text) {
 
 static void expect_refusal(Tests* t, const char* name, void (*body)(const char*), const char* text, const char* want) {
     char* got = refusal(body, text);
-    expect(t, got && strcmp(got, want) == 0, name, "got %s", got ? got : "another exit status");
+    expect(t, got && strcmp(got, want) == 0, name, "got %s, not %s", got ? got : "another exit status", want);
     free(got);
 }
 
@@ -436,110 +320,6 @@ static void test_config(Tests* t) {
                    "error: file: key \"layers\": 0 is out of range; allowed: 1..16777216\n");
     expect_refusal(t, "config/fractions", refuse_file, "{\"layers\": 16777216, \"rate\": 0.75}",
                    "error: file: key \"rate\": 0.75 is out of range; allowed: 0..0.5\n");
-    expect_refusal(t, "config/a descriptor's numbers", refuse_descriptor, "",
-                   "error: source: key \"layers\": 33554432 is out of range; allowed: 1..16777216\n");
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Settings: long strings that differ only after the part that other values need
-
-static void restore(const char* saved_tail) {
-    const char* value;
-    Flag row = {"-o", "--out", FLAG_STRING, &value, "", 0, 0, NULL, SCOPE_RUN, TOPIC_NONE, ""};
-    char long_text[401], program[] = "program", name[] = "-o", error[JSON_ERROR_SIZE];
-    char* argv[] = {program, name, long_text};
-    Json json;
-    memset(long_text, 'x', 400);
-    long_text[400] = '\0';
-    char* saved = xprintf("{\"out\": \"%.399s%s\"}", long_text, saved_tail);
-    flags_parse(&row, 1, 3, argv, "");
-    if (json_parse(&json, saved, strlen(saved), error) != 0) die(FAILED, "%s", error);
-    settings_restore(&row, 1, json.root, 0, "file");
-    die(USAGE, "the same");
-}
-
-static void restore_and_count(const char* saved_tail) {
-    int ends[2], status;
-    char c;
-    size_t n = 0;
-    if (pipe(ends) != 0) die(FAILED, "pipe: %s", strerror(errno));
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(ends[1], 2);
-        restore(saved_tail);
-    }
-    close(ends[1]);
-    while (read(ends[0], &c, 1) == 1) n++;
-    waitpid(child, &status, 0);
-    die(USAGE, "%s", n > 800 ? "both are printed in full" : "the same");
-}
-
-// A flag of each scope, given as 1 where `given` says so and else 0 by default; the checkpoint has 2 for all.
-static void restore_scopes(int values[4], const char* given, int override) {
-    const char* const saved = "{\"run\": 2, \"free\": 2, \"process\": 2, \"rank\": 2}";
-    Flag rows[] = {
-        {NULL, "--run", FLAG_INT, &values[0], "0", 0, 9, NULL, SCOPE_RUN, TOPIC_NONE, ""},
-        {NULL, "--free", FLAG_INT, &values[1], "0", 0, 9, NULL, SCOPE_FREE, TOPIC_NONE, ""},
-        {NULL, "--process", FLAG_INT, &values[2], "0", 0, 9, NULL, SCOPE_PROCESS, TOPIC_NONE, ""},
-        {NULL, "--rank", FLAG_INT, &values[3], "0", 0, 9, NULL, SCOPE_RANK, TOPIC_NONE, ""},
-    };
-    char *argv[5] = {(char*)"program"}, error[JSON_ERROR_SIZE];
-    int argc = 1;
-    Json json;
-    for (size_t i = 0; i < COUNT_OF(rows); i++)
-        if (given[i] == '1') argv[argc++] = xprintf("%s=1", rows[i].long_name);
-    flags_parse(rows, COUNT_OF(rows), argc, argv, "");
-    if (json_parse(&json, saved, strlen(saved), error) != 0) die(FAILED, "%s", error);
-    settings_restore(rows, COUNT_OF(rows), json.root, override, "file");
-    json_free(&json);
-    while (argc > 1) free(argv[--argc]);
-}
-
-static void restore_contradiction(const char* given) {
-    int values[4];
-    restore_scopes(values, given, 0);
-    die(USAGE, "it was taken");
-}
-
-static void test_scopes(Tests* t) {
-    static const struct {
-        const char *name, *given;
-        int override, values[4];
-    } cases[] = {
-        {"settings/restored by scope", "0000", 0, {2, 2, 0, 0}},
-        {"settings/flags that may change", "0111", 0, {2, 1, 1, 1}},
-        {"settings/--override", "1111", 1, {1, 1, 1, 1}},
-    };
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        int values[4];
-        restore_scopes(values, cases[i].given, cases[i].override);
-        expect(t, memcmp(values, cases[i].values, sizeof values) == 0, cases[i].name, "%d %d %d %d", values[0],
-               values[1], values[2], values[3]);
-    }
-    expect_refusal(t, "settings/a flag that contradicts the run", restore_contradiction, "1000",
-                   "error: --run 1 contradicts the run that is resumed (file has 2); leave it out, or add --override "
-                   "1\n");
-}
-
-// A value of --loss-scale that earlier versions saved.
-static void test_old_value(Tests* t, const char* value, double want) {
-    char* saved = xprintf("{\"loss-scale\": \"%s\"}", value);
-    double scale = 0;
-    Flag row = {NULL, "--loss-scale", FLAG_REAL, &scale, "-1", -1, 3e38, NULL, SCOPE_RUN, TOPIC_NONE, ""};
-    char *argv[] = {(char*)"program"}, error[JSON_ERROR_SIZE];
-    Json json;
-    flags_parse(&row, 1, 1, argv, "");
-    if (json_parse(&json, saved, strlen(saved), error) != 0) die(FAILED, "%s", error);
-    settings_restore(&row, 1, json.root, 0, "file");
-    json_free(&json);
-    free(saved);
-    expect(t, scale == want, "settings/--loss-scale of an earlier version", "%s: %g", value, scale);
-}
-
-static void test_settings(Tests* t) {
-    expect_refusal(t, "settings/equal long strings", restore_and_count, "x", "error: the same\n");
-    expect_refusal(t, "settings/long strings that differ at their end", restore_and_count, "y",
-                   "error: both are printed in full\n");
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -621,61 +401,6 @@ static void test_overflow(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Master weights: a checkpoint with them belongs to another run than one without
-
-static char master_file[] = "/tmp/llmc_master_XXXXXX";
-
-// Write or read an optimizer's file of one tensor, with master weights or without.
-static void master_checkpoint(MasterWeights master, const char* write_to, const char* check) {
-    static const TensorRow row[] = {{"w", 0, {0, 0}, OWN, 0, INIT_ZERO, 0, AS_IN_MEMORY}};
-    const int dims[] = {5, 1};
-    real values[3][TENSOR_ALIGNMENT] = {{0}};
-    TensorTable table;
-    Context ctx;
-    Optimizer o;
-    Checkpoints c;
-    TensorPart parts[CHECKPOINT_PARTS];
-    memset(&table, 0, sizeof table), memset(&o, 0, sizeof o), memset(&c, 0, sizeof c);
-    context_init(&ctx);
-    tensors_add(&table, row, 1, dims, -1);
-    tensors_finish(&table);
-    o.m = values[0], o.v = values[1], o.master = master == WITH_MASTER ? values[2] : NULL;
-    o.shard = tensors_whole(&table);
-    c.table = &table, c.optimizer = &o, c.ctx = &ctx;
-    int count = checkpoint_optimizer_parts(&c, parts);
-    FileDigest digest;
-    if (write_to && tensors_write(write_to, &table, parts, count, &digest, &ctx) != 0)
-        die(FAILED, "%s: %s", write_to, strerror(errno));
-    if (check) checkpoint_check_parts(&c, check);
-    tensors_free(&table);
-    context_free(&ctx);
-}
-
-// "has" or "wants" in one bit each: the file, the run.
-static void refuse_master(const char* has_wants) {
-    MasterWeights has = has_wants[0] == '1' ? WITH_MASTER : NO_MASTER;
-    MasterWeights wants = has_wants[1] == '1' ? WITH_MASTER : NO_MASTER;
-    master_checkpoint(has, master_file, NULL);
-    master_checkpoint(wants, NULL, master_file);
-    die(USAGE, "taken");
-}
-
-static void test_master(Tests* t) {
-    int fd = mkstemp(master_file);
-    if (fd < 0) die(FAILED, "%s: %s", master_file, strerror(errno));
-    close(fd);
-    char* has = xprintf("error: %s: holds master weights, but this run has none; resume with -w 1 and the same build\n",
-                        master_file);
-    char* wants = xprintf("error: %s: holds no master weights; resume with -w 0 and the same build\n", master_file);
-    expect_refusal(t, "master weights/in both", refuse_master, "11", "error: taken\n");
-    expect_refusal(t, "master weights/in neither", refuse_master, "00", "error: taken\n");
-    expect_refusal(t, "master weights/in the checkpoint only", refuse_master, "10", has);
-    expect_refusal(t, "master weights/in the run only", refuse_master, "01", wants);
-    free(has), free(wants);
-    unlink(master_file);
-}
-
-// ---------------------------------------------------------------------------------------------------------
 // Showing a checkpoint
 
 static void test_publish(Tests* t, const char* other) {
@@ -700,52 +425,6 @@ static void test_publish(Tests* t, const char* other) {
     }
     remove_directory(dir), remove_directory(out);
     free(dir);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Sequences by rank: the micro-batches of a step, one after the other, are the same for any number of ranks
-
-enum { STEP_ROWS = 16, SPLIT_T = 48, SPLIT_MASKS = 8 };
-
-// The tokens, masks and labels of two steps, as `ranks` ranks with micro-batches of `B` rows read them, end to end.
-static Text split_stream(int ranks, int B, int pack) {
-    Text all = {NULL, 0, 0};
-    Context ctx;
-    MlmSource data;
-    MlmRecipe recipe = {SPLIT_MASKS, 0.15, 0, 1, pack, 0.1};
-    int micro_steps = STEP_ROWS / (ranks * B);
-    context_init(&ctx);
-    memset(&data, 0, sizeof data);
-    mlm_source_alloc(&data, recipe, B, SPLIT_T, micro_steps, &ctx);
-    mlm_source_open(&data, "build/test_corpus/builtin/bert/train.bin", NULL, 261, 11);
-    for (uint64_t step = 0; step < 2; step++)
-        for (int part = 0; part < micro_steps * ranks; part++) {
-            mlm_source_build(&data, step * STEP_ROWS, B, micro_steps, part % ranks, ranks);
-            const MlmBatch* b = &data.batches[part / ranks];
-            for (int s = 0; s < b->count; s++) {
-                text_printf(&all, "%lld %d:", (long long)b->first + s, b->next_targets[s]);
-                for (int i = b->cu_seqlens[s]; i < b->cu_seqlens[s + 1]; i++) text_printf(&all, " %d", b->tokens[i]);
-                text_append(&all, "\n", 1);
-            }
-        }
-    mlm_source_close(&data);
-    context_free(&ctx);
-    return all;
-}
-
-static void test_split(Tests* t) {
-    static const int WAYS[][2] = {{1, 4}, {2, 8}, {2, 4}, {4, 4}, {4, 1}, {16, 1}};
-    for (int pack = 0; pack < 4; pack += 3) {
-        Text whole = split_stream(1, STEP_ROWS, pack);
-        for (size_t i = 0; i < COUNT_OF(WAYS); i++) {
-            Text parts = split_stream(WAYS[i][0], WAYS[i][1], pack);
-            char* name = xprintf("%d ranks with micro-batches of %d rows read what one reads%s", WAYS[i][0], WAYS[i][1],
-                                 pack ? ", packed" : "");
-            expect(t, whole.length > 0 && strcmp(whole.text, parts.text) == 0, name, "the sequences differ");
-            free(name), free(parts.text);
-        }
-        free(whole.text);
-    }
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -877,7 +556,14 @@ static char* in_ranks(int ranks, void (*body)(ProcessGroup, int), int argument, 
     return said.text ? said.text : xprintf("%s", "");
 }
 
-enum { WHOLE = 1 << 8, BACKGROUND = 1 << 9, OTHER_WEIGHTS = 1 << 10, NO_SHARED_DISK = 1 << 11, NO_MEMORY = 1 << 12 };
+enum {
+    WHOLE = 1 << 8,
+    BACKGROUND = 1 << 9,
+    OTHER_WEIGHTS = 1 << 10,
+    NO_SHARED_DISK = 1 << 11,
+    NO_MEMORY = 1 << 12,
+    LACKS_MASTER = 1 << 13
+};
 
 // Save seed 5's state as step `how` & 255.
 static void save_rank(ProcessGroup group, int how) {
@@ -886,6 +572,7 @@ static void save_rank(ProcessGroup group, int how) {
     char* elsewhere = xprintf("%s/elsewhere", tiny_out);
     tiny_open(&t, away ? elsewhere : tiny_out, 5, !(how & WHOLE), group.rank, group.size);
     if (how & OTHER_WEIGHTS && group.rank == 1) t.mine[0][3] += 1;
+    if (how & LACKS_MASTER) t.optimizer.master = NULL;
     t.writer.has_warned = how & NO_MEMORY && group.rank == 1;  // as it is after the warning that there is none
     int result = tiny_save(&t, how & 255, how & BACKGROUND);
     if (t.writer.saved != (result == 0 ? how & 255 : -1)) _exit(99);
@@ -966,12 +653,14 @@ static void test_copies(Tests* t) {
 }
 
 static void test_elastic(Tests* t) {
-    static const int WAYS[] = {1 | WHOLE, 2 | WHOLE, 2, 3, 4};
+    static const int WAYS[] = {1 | WHOLE, 2 | WHOLE | BACKGROUND, 2, 3 | BACKGROUND, 3 | BACKGROUND | NO_MEMORY, 4};
     for (size_t i = 0; i < COUNT_OF(WAYS); i++) {
-        int wrote, read = 1, kind = WAYS[i] & WHOLE, ranks = WAYS[i] & 255;
-        char* name = xprintf("checkpoint/%d ranks%s, read by 1, 2, 3, 4", ranks, kind ? "" : " with shards");
+        int wrote, read = 1, kind = WAYS[i] & ~255, ranks = WAYS[i] & 255;
+        char* name = xprintf("checkpoint/%d ranks%s%s%s, read by 1, 2, 3, 4", ranks, kind & WHOLE ? "" : " with shards",
+                             kind & BACKGROUND ? ", in the background" : "",
+                             kind & NO_MEMORY ? ", where one rank has no memory for a snapshot" : "");
         tiny_begin();
-        char* said = in_ranks(ranks, save_rank, 7 | kind | (i % 2 ? BACKGROUND : 0), DONE, &wrote);
+        char* said = in_ranks(ranks, save_rank, 7 | kind, DONE, &wrote);
         for (size_t k = 0; k < COUNT_OF(WAYS) && read; k++)
             free(in_ranks(WAYS[k] & 255, load_rank, 7 | (WAYS[k] & WHOLE), DONE, &read));
         expect(t, wrote && read && !*said, name, "wrote %d, read %d, %s", wrote, read, said);
@@ -1003,72 +692,38 @@ static void refuse_shards(const char* how) {
 }
 
 static void test_shards(Tests* t) {
-    static const char* const cases[][2] = {
-        {"missing", "optimizer-00001-of-00003.safetensors: is missing; all 3 shards are needed\n"},
-        {"doubled", "optimizer-00001-of-00003.safetensors: begins at element 0, but 896 comes next; it is not rank 1's "
-                    "shard\n"},
-        {"two kinds", "next to another optimizer's files; remove one of them\n"},
-        {"master",
-         "optimizer-00000-of-00003.safetensors: holds master weights, but this run has none; resume with -w 1 "
-         "and the same build\n"},
-        {"another table", "optimizer-00000-of-00003.safetensors: is a shard of another model's optimizer\n"},
-        {"all gone", "00000007: optimizer.safetensors is missing\n"}};
+    static const struct {
+        const char *how, *message;
+        int saved;
+    } cases[] = {{"missing", "optimizer-00001-of-00003.safetensors: is missing; all 3 shards are needed\n"},
+                 {"doubled",
+                  "optimizer-00001-of-00003.safetensors: begins at element 0, but 896 comes next; it is not rank 1's "
+                  "shard\n"},
+                 {"two kinds", "next to another optimizer's files; remove one of them\n"},
+                 {"master",
+                  "optimizer-00000-of-00003.safetensors: holds master weights, but this run has none; resume with -w 1 "
+                  "and the same build\n"},
+                 {"another table", "optimizer-00000-of-00003.safetensors: is a shard of another model's optimizer\n"},
+                 {"all gone", "00000007: optimizer.safetensors is missing\n"},
+                 {"no master", "holds no master weights; resume with -w 0 and the same build\n", LACKS_MASTER}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         int wrote;
-        char* name = xprintf("checkpoint/shards: %s", cases[i][0]);
+        char* name = xprintf("checkpoint/shards: %s", cases[i].how);
         tiny_begin();
-        free(in_ranks(3, save_rank, 7, DONE, &wrote));
-        char* said = refusal(refuse_shards, cases[i][0]);
-        expect(t, wrote && said && strstr(said, cases[i][1]) && strncmp(said, "error: ", 7) == 0, name, "got %s",
-               said ? said : "another exit status");
+        free(in_ranks(3, save_rank, 7 | cases[i].saved, DONE, &wrote));
+        char* said = refusal(refuse_shards, cases[i].how);
+        expect(t, wrote && said && strstr(said, cases[i].message) && strncmp(said, "error: ", 7) == 0, name,
+               "got %s, not %s", said ? said : "another exit status", cases[i].message);
         tiny_end();
         free(name), free(said);
     }
 }
 
-// Whether two checkpoints have the same files.
-static int same_checkpoint(const char* a, const char* b) {
-    DIR* listing = opendir(a);
-    int same = listing != NULL, files = 0;
-    for (struct dirent* e = listing ? readdir(listing) : NULL; e && same; e = readdir(listing)) {
-        if (e->d_name[0] == '.') continue;
-        char *x = xprintf("%s/%s", a, e->d_name), *y = xprintf("%s/%s", b, e->d_name);
-        FileDigest p = {0, 0}, q = {1, 1};
-        same = checkpoint_digest(x, &p.bytes, &p.crc) == 0 && checkpoint_digest(y, &q.bytes, &q.crc) == 0 &&
-               p.bytes == q.bytes && p.crc == q.crc;
-        files++;
-        free(x), free(y);
-    }
-    if (listing) closedir(listing);
-    return same && files > 3;
-}
-
-static void test_background(Tests* t) {
-    for (int ranks = 1; ranks <= 3; ranks += 2) {
-        int first, second, kind = ranks == 1 ? WHOLE : 0;
-        char* name =
-            xprintf("checkpoint/in the background as in the foreground, %d rank%s", ranks, ranks > 1 ? "s" : "");
-        tiny_begin();
-        char *a = checkpoint_path(tiny_out, 1), *b = checkpoint_path(tiny_out, 2);
-        free(in_ranks(ranks, save_rank, 1 | kind, DONE, &first));
-        free(in_ranks(ranks, save_rank, 2 | kind | BACKGROUND, DONE, &second));
-        expect(t, first && second && same_checkpoint(a, b), name, "wrote %d and %d", first, second);
-        tiny_end();
-        free(a), free(b), free(name);
-    }
-}
-
-// A rank without memory for a snapshot makes all ranks wait; a checkpoint makes the next one wait.
+// A checkpoint makes the next one wait.
 static void test_waiting(Tests* t) {
     Tiny tiny;
-    int good;
     int64_t* steps;
     tiny_begin();
-    char *a = checkpoint_path(tiny_out, 1), *b = checkpoint_path(tiny_out, 2);
-    free(in_ranks(3, save_rank, 1, DONE, &good));
-    char* said = in_ranks(3, save_rank, 2 | BACKGROUND | NO_MEMORY, DONE, &good);
-    expect(t, good && !*said && same_checkpoint(a, b), "checkpoint/a rank without memory for a snapshot", "%s", said);
-    tiny_end(), tiny_begin();
     tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
     int first = writer_begin(&tiny.writer, &tiny.c, 1, "", "", NULL, 1), busy = tiny.writer.phase == WRITER_FILES;
     int second = writer_begin(&tiny.writer, &tiny.c, 2, "", "", NULL, 1), one = checkpoint_list(tiny_out, "", &steps);
@@ -1081,7 +736,6 @@ static void test_waiting(Tests* t) {
            both);
     tiny_close(&tiny);
     tiny_end();
-    free(said), free(a), free(b);
 }
 
 // Errors on several ranks end all of them in the same way, with one line.
@@ -1164,40 +818,13 @@ static void test_retention(Tests* t) {
         char* name = xprintf("checkpoint/kept with %s", cases[i].name);
         char* left = kept_steps(cases[i].keep, cases[i].every, cases[i].count, cases[i].spoil);
         // Incomplete checkpoints do not count: in the last case step 2 is the second complete one.
-        expect(t, strcmp(left, cases[i].left) == 0, name, "left: %s", left);
+        expect(t, strcmp(left, cases[i].left) == 0, name, "steps %sare left, not %s", left, cases[i].left);
         free(name), free(left);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // The disk operations of a checkpoint, also when another run takes the directory
-
-// Whether `event` comes before `other` (NULL: at all), which is there.
-static int disk_saw(const char* event, const char* other) {
-    const char *first = strstr(disk_events, event), *then = other ? strstr(disk_events, other) : NULL;
-    return first && (!other || (then && first < then));
-}
-
-// A power cut at any time leaves a checkpoint complete or absent: the rename comes after everything in the directory
-// has been flushed, and is itself flushed.
-static void test_flushed(Tests* t) {
-    static const char* const files[] = {"model.safetensors", "optimizer.safetensors", "config.json", "trainer.json",
-                                        "manifest.json"};
-    const char *directory = "fsync /ckpt/00000001.tmp\n", *commit = "rename /ckpt/00000001.tmp\n";
-    Tiny tiny;
-    tiny_begin();
-    tiny_open(&tiny, tiny_out, 5, 0, 0, 1);
-    int saved = tiny_save(&tiny, 1, 0), flushed = disk_saw(directory, commit);
-    for (size_t i = 0; i < COUNT_OF(files); i++) {
-        char* event = xprintf("fsync /ckpt/00000001.tmp/%s\n", files[i]);
-        flushed = flushed && disk_saw(event, directory);
-        free(event);
-    }
-    flushed = flushed && disk_saw(commit, "fsync /ckpt\n");
-    expect(t, saved == 0 && flushed, "checkpoint/flushed before and after it appears", "%d, %s", saved, disk_events);
-    tiny_close(&tiny);
-    tiny_end();
-}
 
 // Everything that a run renames into place was flushed before, and its directory after.
 static void test_power_cut(Tests* t) {
@@ -1308,69 +935,6 @@ static void test_replaced(Tests* t) {
     free(said.text), free(moved);
 }
 
-static int average_leaves_nothing(const Tiny* t) {
-    static Run r;
-    ModelBuffers b;
-    struct stat st;
-    char *filler = xprintf("%s/filler", tiny_out), *half = xprintf("%s/ema.tmp", tiny_out);
-    char* bytes = (char*)xcalloc(1 << 20, 1);
-    memset(&r, 0, sizeof r), memset(&b, 0, sizeof b);
-    r.out = tiny_out, r.ctx = *t->c.ctx, r.buffers = &b, r.config.text = (char*)"{}";
-    b.table = t->table, b.params = t->c.params;
-    int is_full = write_file(filler, bytes, 1 << 20) != 0;
-    run_save_average(&r, "");
-    int leaves_nothing = is_full && stat(half, &st) != 0;
-    free(filler), free(half), free(bytes);
-    return leaves_nothing;
-}
-
-// On a file system so small that only one checkpoint fits, in a child process.
-static void fill_disk(const char* how) {
-    Tiny t;
-    struct stat st;
-    int64_t* steps;
-    if (mount("none", tiny_out, "tmpfs", 0, "size=160k") != 0) die(USAGE, "no mount: %s", strerror(errno));
-    tiny_open(&t, tiny_out, 5, 0, 0, 1);
-    t.c.keep = 1;
-    int first = tiny_save(&t, 1, 0), second = tiny_save(&t, 2, strcmp(how, "background") == 0);
-    char *whole = checkpoint_path(tiny_out, 1), *tmp = xprintf("%s/ckpt/00000002.tmp", tiny_out);
-    int left = checkpoint_list(tiny_out, "", &steps),
-        good = checkpoint_verify(whole, &(ProcessGroup){.size = 1}) == 0 && stat(tmp, &st) != 0;
-    int third = -1;
-    if (second != 0) {
-        t.c.out = "/dev/null";
-        third = tiny_save(&t, 3, 1);  // below a file there is no directory
-    }
-    good = good && average_leaves_nothing(&t);
-    free(steps), free(whole), free(tmp);
-    tiny_close(&t);
-    umount2(tiny_out, MNT_DETACH);
-    die(USAGE, "%d %d %d, %d left, %s", first, second, third, left, good ? "whole" : "not whole");
-}
-
-static void test_full_disk(Tests* t) {
-    static const char* const hows[] = {"foreground", "background"};
-    for (size_t i = 0; i < COUNT_OF(hows); i++) {
-        char* name = xprintf("checkpoint/full disk, %s", hows[i]);
-        tiny_begin();
-        char* said = refusal(fill_disk, hows[i]);
-        if (said && strstr(said, "no mount")) {
-            printf("skip %s: %s", name, said);
-            t->skipped++;
-        } else {
-            const char* end = "error: 0 -1 -1, 1 left, whole\n";
-            size_t n = said ? strlen(said) : 0, m = strlen(end);
-            expect(t,
-                   n > m && strcmp(said + n - m, end) == 0 && strstr(said, "No space left on device") &&
-                       strstr(said, "the average of the weights cannot be saved") &&
-                       strstr(said, "(create its directory: Not a directory)"),
-                   name, "%s", said ? said : "another exit status");
-        }
-        tiny_end();
-        free(name), free(said);
-    }
-}
-
 // A GPU that has used `*device` joules, and how often it was asked.
 static int energy_asked;
 static int energy_made_up(void* device, unsigned long long* millijoules) {
@@ -1429,72 +993,70 @@ static void test_state(Tests* t) {
     Json json;
     Text text = {NULL, 0, 0};
     char error[JSON_ERROR_SIZE];
+    case_begin(t, "state/the best validation, and what a checkpoint reads back");
     memset(&s, 0, sizeof s), memset(&saved, 0, sizeof saved);
     best_judge(b, 0, 1);
-    expect_that(t, b->step == 0 && b->judged == 0, "best/a validation before the first step does not count");
+    EXPECT(t, b->step == 0 && b->judged == 0);  // before the first step
     best_judge(b, 10, 5), best_judge(b, 20, 4), best_judge(b, 30, 4), best_judge(b, 40, NAN), best_judge(b, 40, 1);
-    expect_that(t, b->step == 20 && b->loss == 4 && b->judged == 40, "best/equal, not finite and repeated ones");
+    EXPECT(t, b->step == 20 && b->loss == 4 && b->judged == 40);  // not equal, not finite, not repeated ones
     s.step = saved.step = 40, s.samples = 320, s.data = UINT32_MAX, s.matmul_plans = (char*)"plans";
     s.has_outliers = 1, s.outliers.loss.value[0] = 1.5, s.outliers.loss.count = 1;
     s.scale.scale = (real)0.5, s.scale.updates = 40;
     text_append(&text, "{", 1);
     state_put(&text, &s);
     text_append(&text, "}", 1);
-    expect_that(t, json_parse(&json, text.text, text.length, error) == 0, "state/is JSON");
+    if (json_parse(&json, text.text, text.length, error) != 0) die(FAILED, "%s", error);
     state_get(&saved, json.root, "file");
-    expect_that(t, memcmp(&saved.best, b, sizeof *b) == 0, "state/the best validation is read back");
-    expect_that(t, saved.samples == 320 && saved.data == UINT32_MAX && !saved.fp8, "state/counts are read back");
-    expect_that(t, saved.scale.scale == (real)0.5 && saved.scale.updates == 40, "state/the loss scale is read back");
-    expect_that(t, saved.outliers.loss.count == 1 && saved.outliers.loss.value[0] == 1.5 && !saved.outliers.norm.count,
-                "state/the outliers are read back");
-    expect_that(t, strcmp(saved.matmul_plans, "plans") == 0, "state/a text is read back");
+    EXPECT(t, memcmp(&saved.best, b, sizeof *b) == 0);
+    EXPECT(t, saved.samples == 320 && saved.data == UINT32_MAX && !saved.fp8);
+    EXPECT(t, saved.scale.scale == (real)0.5 && saved.scale.updates == 40);
+    EXPECT(t, saved.outliers.loss.count == 1 && saved.outliers.loss.value[0] == 1.5 && !saved.outliers.norm.count);
+    EXPECT(t, strcmp(saved.matmul_plans, "plans") == 0);
+    case_end(t);
     json_free(&json), state_free(&saved);
     free(text.text);
 }
 
 static void test_average(Tests* t) {
+    static const struct {
+        int step;
+        double rate;
+    } cases[] = {{3, 1}, {6, 0.25}, {99, 0.1}};
     WeightAverage a = {.decay = 0.9, .start = 3};
-    int rates = !weight_average_is_on(&a, 2) && weight_average_is_on(&a, 3) && weight_average_rate(&a, 3) == 1 &&
-                fabs(weight_average_rate(&a, 6) - 0.25) < 1e-12 && fabs(weight_average_rate(&a, 99) - 0.1) < 1e-12;
-    expect_that(t, rates, "average/rates");
+    expect_that(t, !weight_average_is_on(&a, 2) && weight_average_is_on(&a, 3), "average/begins at its start");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        double got = weight_average_rate(&a, cases[i].step);
+        expect(t, fabs(got - cases[i].rate) < 1e-12, "average/rates", "step %d: %g, not %g", cases[i].step, got,
+               cases[i].rate);
+    }
 }
 
-int main(void) {
+int main(int argc, char** argv) {
     Tests t;
-    tests_open(&t);
+    tests_choose(&t, argc, argv);
     device_set_threads(1);  // a fork knows nothing of its parent's threads
     test_state(&t);
     test_average(&t);
-    test_split(&t);
     test_sampler(&t);
-    test_nucleus(&t);
-    test_sampler_sorted(&t);
-    test_sampler_bounds(&t);
     test_windows(&t);
     test_config(&t);
-    test_settings(&t);
-    test_scopes(&t);
+    test_update_settings(&t);
+    test_streams(&t);
     test_old_value(&t, "auto", -1);
     test_old_value(&t, "off", 0);
     test_old_value(&t, "dynamic", 65536);
     test_old_value(&t, "1024", 1024);
-    test_update_settings(&t);
-    test_streams(&t);
     test_overflow(&t);
     test_energy(&t);
     test_energy_jumps(&t);
-    test_master(&t);
     test_publish(&t, "/dev/shm");
     test_elastic(&t);
     test_copies(&t);
     test_shards(&t);
-    test_background(&t);
     test_waiting(&t);
     test_ranks_fail(&t);
     test_retention(&t);
-    test_flushed(&t);
     test_power_cut(&t);
     test_replaced(&t);
-    test_full_disk(&t);
     return tests_close(&t);
 }

@@ -80,9 +80,10 @@ run llmc_files "$build/test_llmc_files"
 run choices "$build/test_choices"
 run examples "$build/test_examples"
 run squad "$build/test_squad"
-if [ ! -f "$data/squad-xquad/xquad.en.json" ]; then skip check_squad "set LLMC_TEST_DATA to a folder with squad-xquad (docs/testing.md)"
-elif "${PYTHON:-python3}" -c 'import tokenizers' 2>/dev/null; then
-    run check_squad "${PYTHON:-python3}" dev/test/check_squad.py "$build/test_squad" "$data/bert-base-uncased" "$data/squad-xquad/xquad.en.json"
+squad=("$data/bert-base-uncased" "$data/squad-xquad/xquad.en.json")
+[ -f "${squad[1]}" ] || squad=()
+if "${PYTHON:-python3}" -c 'import tokenizers' 2>/dev/null; then
+    run check_squad "${PYTHON:-python3}" dev/test/check_squad.py "$build/test_squad" "${squad[@]}"
 else skip check_squad "${PYTHON:-python3} has no tokenizers library (pip install tokenizers)"; fi
 run profile "$build/test_profile"
 [ "${build##*/}" != san ] || run fuzz "$build/test_fuzz" --inputs 100000 --seconds 240

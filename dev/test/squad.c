@@ -1,6 +1,6 @@
 /* Tests of question answering: the windows made from a file, the choice of the answer, and its score.
  *
- *     ./test_squad                                        on small files that are written here
+ *     ./test_squad [NAME]                                 on small files that are written here
  *     ./test_squad windows VOCABULARY FILE T STRIDE QUESTION train|evaluate
  *     ./test_squad answer VOCABULARY FILE T STRIDE PREDICTIONS.json
  *     ./test_squad score VOCABULARY FILE PREDICTIONS.json
@@ -50,34 +50,14 @@ static void expect_origins(Tests* t, const WordPiece* words, const char* text, s
         text_printf(&got, "%s%.*s@%u-%u", i ? " " : "", (int)length, token, ids.origin[i].begin, ids.origin[i].end);
     }
     int same = ids.count == plain.count && !plain.origin && memcmp(ids.id, plain.id, ids.count * sizeof(int)) == 0;
-    expect(t, same && strcmp(got.text, want) == 0, want, got.text);
+    expect(t, same && strcmp(got.text, want) == 0, want, "they are '%s'", got.text);
     free(got.text);
     token_ids_free(&ids), token_ids_free(&plain);
 }
 
+// Tokens of a vocabulary of bytes. check_squad.py compares the origins of words.
 static void test_origins(Tests* t) {
-    static const struct {
-        const char *text, *want;
-    } cases[] = {
-        {" a  cafes.", "a@1-2 cafe@4-8 ##s@8-9 .@9-10"},
-        // Composed and decomposed characters. Removed characters belong to a token only inside it.
-        {"Caf\xc3\xa9s", "cafe@0-5 ##s@5-6"},
-        {"cafe\xcc\x81s cafe\xcc\x81", "cafe@0-4 ##s@6-7 cafe@8-12"},
-        {"\xe2\x80\x8b"
-         "ca\xc2\xad"
-         "fe\xe2\x80\x8b",
-         "cafe@3-9"},
-        {"a\xe4\xb8\xad\xe4\xb8\xad"
-         "b",
-         "a@0-1 \xe4\xb8\xad@1-4 \xe4\xb8\xad@4-7 b@7-8"},
-        {"a[SEP]b [sep]", "a@0-1 [SEP]@1-6 b@6-7 [UNK]@8-9 [UNK]@9-12 [UNK]@12-13"},
-        {"zz cafezz a", "[UNK]@0-2 [UNK]@3-9 a@10-11"},
-        // Parts of a syllable: both tokens come from the whole syllable.
-        {"\xea\xb0\x80", "\xe1\x84\x80@0-3 ##\xe1\x85\xa1@0-3"},
-        {"\xea\xb0\x80\xeb\x82\x98", "\xe1\x84\x80@0-3 ##\xe1\x85\xa1\xe1\x84\x82@0-6 ##\xe1\x85\xa1@3-6"},
-    };
-    for (size_t i = 0; i < COUNT_OF(cases); i++)
-        expect_origins(t, &words, cases[i].text, strlen(cases[i].text), cases[i].want);
+    expect_origins(t, &words, " a  cafe\xcc\x81s.", 13, "a@1-2 cafe@4-8 ##s@10-11 .@11-12");
     Text bytes = {NULL, 0, 0};
     int byte_of[BYTE_ALPHABET_END];
     byte_alphabet(byte_of);
@@ -109,14 +89,20 @@ static char* put_question(const Tests* t, const char* context, const char* quest
     return path;
 }
 
-// Windows as "tokens second first last", one after the other.
-static void expect_windows(Tests* t, const char* name, const char* context, const char* question, const char* rest,
-                           SquadSettings settings, const char* want) {
+// The windows of a question about a context, as "tokens second first last", one after the other.
+typedef struct {
+    const char *name, *context, *question, *rest;
+    int T, stride;
+    SquadUse use;
+    const char* want;
+} SquadWindows;
+
+static void expect_windows(Tests* t, const SquadWindows* c) {
     Squad s;
     Examples e;
     Text got = {NULL, 0, 0};
-    char* path = put_question(t, context, question, rest);
-    squad_open(&s, &e, path, &words, settings);
+    char* path = put_question(t, c->context, c->question, c->rest);
+    squad_open(&s, &e, path, &words, settings_of(c->T, c->stride, c->use));
     text_append(&got, "", 0);
     for (int i = 0; i < e.count; i++) {
         text_printf(&got, i ? ", " : "");
@@ -127,7 +113,8 @@ static void expect_windows(Tests* t, const char* name, const char* context, cons
         }
         text_printf(&got, "%d %d %d", e.second[i], e.label[2 * i], e.label[2 * i + 1]);
     }
-    expect(t, e.targets == 2 && s.windows == e.count && strcmp(got.text, want) == 0, name, got.text);
+    expect(t, e.targets == 2 && s.windows == e.count && strcmp(got.text, c->want) == 0, c->name, "'%s', not '%s'",
+           got.text, c->want);
     squad_close(&s), examples_close(&e);
     free(got.text), free(path);
 }
@@ -136,95 +123,51 @@ static void expect_windows(Tests* t, const char* name, const char* context, cons
 #define ANSWER(start, text) ", \"answers\": [" GOLD(start, text) "]"
 
 static void test_windows(Tests* t) {
-    SquadSettings two = settings_of(11, 2, SQUAD_TRAIN);
-    expect_windows(t, "one window", "a b c", "d e?", ANSWER("2", "b c"), two, "[CLS] d e ? [SEP] a b c [SEP] 5 6 7");
-    expect_windows(t, "windows share two tokens", "a b c d e f g", "h ?", ANSWER("4", "c d"),
-                   settings_of(10, 2, SQUAD_TRAIN),
-                   "[CLS] h ? [SEP] a b c d e [SEP] 4 6 7, [CLS] h ? [SEP] d e f g [SEP] 4 0 0");
-    expect_windows(t, "the last window ends where the context does", "a b c d e f g h", "h ?", ANSWER("12", "g h"),
-                   settings_of(10, 2, SQUAD_TRAIN),
-                   "[CLS] h ? [SEP] a b c d e [SEP] 4 0 0, [CLS] h ? [SEP] d e f g h [SEP] 4 7 8");
-    expect_windows(t, "windows share nothing", "a b c d e f", "h i j ?", ANSWER("0", "a"),
-                   settings_of(10, 0, SQUAD_TRAIN),
-                   "[CLS] h i j ? [SEP] a b c [SEP] 6 6 6, [CLS] h i j ? [SEP] d e f [SEP] 6 0 0");
-    expect_windows(t, "an answer in two windows, in one as its last token", "a b c d e f g", "h ?", ANSWER("8", "e"),
-                   settings_of(10, 2, SQUAD_TRAIN),
-                   "[CLS] h ? [SEP] a b c d e [SEP] 4 8 8, [CLS] h ? [SEP] d e f g [SEP] 4 5 5");
-    expect_windows(t, "a question that is too long", "a b", "c d e f g h", ANSWER("0", "a b"), two,
-                   "[CLS] c d e f [SEP] a b [SEP] 6 6 7");
-    expect_windows(t, "no question", "a b", "", ANSWER("0", "a"), two, "[CLS] [SEP] a b [SEP] 2 2 2");
-    expect_windows(t, "a context without tokens", " \\u200b", "a", ANSWER("0", " "), two, "[CLS] a [SEP] [SEP] 3 0 0");
-    expect_windows(t, "answer_start counts characters", "\\u4e2d\xe4\xb8\xad\\ud83d\\ude00 caf\xc3\xa9 a", "b",
-                   ANSWER("4", "caf\\u00e9"), settings_of(12, 1, SQUAD_TRAIN),
-                   "[CLS] b [SEP] \xe4\xb8\xad \xe4\xb8\xad [UNK] cafe a [SEP] 3 6 6");
-    expect_windows(t, "an answer that is part of a word", "a cafes b", "c", ANSWER("3", "afe"), two,
-                   "[CLS] c [SEP] a cafe ##s b [SEP] 3 4 4");
-    expect_windows(t, "an answer in white space", "a b c", "c", ANSWER("1", " b "), two,
-                   "[CLS] c [SEP] a b c [SEP] 3 3 5");
-    expect_windows(t, "tokens of one character", "a \\uac00 b", "c", ANSWER("2", "\\uac00"), two,
-                   "[CLS] c [SEP] a \xe1\x84\x80 ##\xe1\x85\xa1 b [SEP] 3 4 5");
-    expect_windows(t, "the first of several answers", "a b c", "d",
-                   ", \"answers\": [" GOLD("4", "c") ", " GOLD("0", "a") "]", two, "[CLS] d [SEP] a b c [SEP] 3 5 5");
-    expect_windows(t, "no answer", "a b c", "d", ", \"answers\": [], \"is_impossible\": true", two,
-                   "[CLS] d [SEP] a b c [SEP] 3 0 0");
-    expect_windows(t, "evaluation of a question without labels", "a b c", "d", ", \"answers\": null",
-                   settings_of(11, 2, SQUAD_EVALUATE), "[CLS] d [SEP] a b c [SEP] 3 0 0");
-    expect_windows(t, "an answer that ends after the context", "a b c", "d", ANSWER("4", "c\\u0000"),
-                   settings_of(11, 2, SQUAD_EVALUATE), "[CLS] d [SEP] a b c [SEP] 3 0 0");
-    expect_windows(t, "evaluation with a misplaced answer", "a b c", "d", ANSWER("2", "c"),
-                   settings_of(11, 2, SQUAD_EVALUATE), "[CLS] d [SEP] a b c [SEP] 3 0 0");
+    static const SquadWindows cases[] = {
+        {"one window", "a b c", "d e?", ANSWER("2", "b c"), 11, 2, SQUAD_TRAIN, "[CLS] d e ? [SEP] a b c [SEP] 5 6 7"},
+        {"windows share two tokens", "a b c d e f g", "h ?", ANSWER("4", "c d"), 10, 2, SQUAD_TRAIN,
+         "[CLS] h ? [SEP] a b c d e [SEP] 4 6 7, [CLS] h ? [SEP] d e f g [SEP] 4 0 0"},
+        {"an answer in two windows, in one as its last token", "a b c d e f g", "h ?", ANSWER("8", "e"), 10, 2,
+         SQUAD_TRAIN, "[CLS] h ? [SEP] a b c d e [SEP] 4 8 8, [CLS] h ? [SEP] d e f g [SEP] 4 5 5"},
+        {"a question that is too long", "a b", "c d e f g h", ANSWER("0", "a b"), 11, 2, SQUAD_TRAIN,
+         "[CLS] c d e f [SEP] a b [SEP] 6 6 7"},
+        {"a context without tokens", " \\u200b", "a", ANSWER("0", " "), 11, 2, SQUAD_TRAIN,
+         "[CLS] a [SEP] [SEP] 3 0 0"},
+        {"answer_start counts characters", "\\u4e2d\xe4\xb8\xad\\ud83d\\ude00 caf\xc3\xa9 a", "b",
+         ANSWER("4", "caf\\u00e9"), 12, 1, SQUAD_TRAIN,
+         "[CLS] b [SEP] \xe4\xb8\xad \xe4\xb8\xad [UNK] cafe a [SEP] 3 6 6"},
+        {"an answer that is part of a word", "a cafes b", "c", ANSWER("3", "afe"), 11, 2, SQUAD_TRAIN,
+         "[CLS] c [SEP] a cafe ##s b [SEP] 3 4 4"},
+        {"tokens of one character", "a \\uac00 b", "c", ANSWER("2", "\\uac00"), 11, 2, SQUAD_TRAIN,
+         "[CLS] c [SEP] a \xe1\x84\x80 ##\xe1\x85\xa1 b [SEP] 3 4 5"},
+        {"the first of several answers", "a b c", "d", ", \"answers\": [" GOLD("4", "c") ", " GOLD("0", "a") "]", 11, 2,
+         SQUAD_TRAIN, "[CLS] d [SEP] a b c [SEP] 3 5 5"},
+        {"no answer", "a b c", "d", ", \"answers\": [], \"is_impossible\": true", 11, 2, SQUAD_TRAIN,
+         "[CLS] d [SEP] a b c [SEP] 3 0 0"},
+        {"evaluation of a question without labels", "a b c", "d", ", \"answers\": null", 11, 2, SQUAD_EVALUATE,
+         "[CLS] d [SEP] a b c [SEP] 3 0 0"},
+        {"evaluation with a misplaced answer", "a b c", "d", ANSWER("2", "c"), 11, 2, SQUAD_EVALUATE,
+         "[CLS] d [SEP] a b c [SEP] 3 0 0"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) expect_windows(t, &cases[i]);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // What is refused
 
-// Run f(path) in a child process, which must end with `status` (-1: 0 or USAGE) and one line on stderr with `message`.
-static void expect_end(Tests* t, int status, const char* name, const char* message, void (*f)(const char*),
-                       const char* path) {
-    Text said = {NULL, 0, 0};
-    int code = exit_status_of(f, path, &said), is_line = is_one_line(&said);
-    if (status < 0) {
-        int good = code == 0 || (code == USAGE && is_line);
-        if (!good) expect(t, 0, name, "%s", said.text);
-        free(said.text);
-        return;
-    }
-    char* why = xprintf("status %d, \"%s\"", code, said.text);
-    expect(t, code == status && (said.length == 0 ? !message : is_line && message && strstr(said.text, message)), name,
-           "%s", why);
-    free(why), free(said.text);
-}
-
-static void open_to(const char* path, SquadUse use) {
+static void open_to(const char* path, SquadSettings settings) {
     Squad s;
     Examples e;
-    squad_open(&s, &e, path, &words, settings_of(11, 2, use));
+    squad_open(&s, &e, path, &words, settings);
     squad_warn(&s);
     squad_score(&s);
     squad_close(&s), examples_close(&e);
 }
 
-static void open_training(const char* path) { open_to(path, SQUAD_TRAIN); }
-static void open_evaluation(const char* path) { open_to(path, SQUAD_EVALUATE); }
-
-static void open_short(const char* path) {
-    Squad s;
-    Examples e;
-    squad_open(&s, &e, path, &words, settings_of(9, 2, SQUAD_TRAIN));
-}
-
-static void open_negative(const char* path) {
-    Squad s;
-    Examples e;
-    squad_open(&s, &e, path, &words, settings_of(11, -1, SQUAD_TRAIN));
-}
-
-static void write_nowhere(const char* path) {
-    Squad s;
-    Examples e;
-    squad_open(&s, &e, path, &words, settings_of(11, 2, SQUAD_EVALUATE));
-    squad_write(&s, "/nowhere/predictions.json");
-}
+static void open_training(const char* path) { open_to(path, settings_of(11, 2, SQUAD_TRAIN)); }
+static void open_evaluation(const char* path) { open_to(path, settings_of(11, 2, SQUAD_EVALUATE)); }
+static void open_short(const char* path) { open_to(path, settings_of(9, 2, SQUAD_TRAIN)); }
+static void open_negative(const char* path) { open_to(path, settings_of(11, -1, SQUAD_TRAIN)); }
 
 // On a disk that is full; `path` is a good file, next to which they are written.
 static void write_full(const char* path) {
@@ -237,6 +180,8 @@ static void write_full(const char* path) {
     squad_write(&s, xprintf("%s.predicted", path));
 }
 
+static char* put_questions(const Tests* t, const char* text) { return put_text_file(t, "questions.json", text); }
+
 // Text before and after the members of a question with the id q.
 #define BEFORE "{\"data\": [{\"paragraphs\": [{\"context\": \"a b c\", \"qas\": [{\"id\": \"q\", \"question\": \"d\""
 #define AFTER "}]}]}]}"
@@ -245,104 +190,91 @@ static void write_full(const char* path) {
 #define IMPOSSIBLE ", \"answers\": [], \"is_impossible\": true"
 
 static void test_refused(Tests* t) {
-    static const struct {
-        const char *name, *text, *message;
-    } files[] = {
-        {"an empty file", "", "is not valid JSON"},
-        {"no object", "[]", "key \"data\": missing"},
-        {"no data", "{\"version\": \"1.1\"}", "key \"data\": missing; an array is needed"},
-        {"data that is not an array", "{\"data\": {}}", "key \"data\": is an object, but an array is needed"},
-        {"empty data", "{\"data\": []}", "has no questions"},
-        {"no paragraphs", "{\"data\": [{\"paragraphs\": []}, {\"paragraphs\": []}]}", "has no questions"},
-        {"no questions", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": []}]}]}", "has no questions"},
-        {"an article that is a string", "{\"data\": [\"a\"]}", "data[0]: key \"paragraphs\": missing"},
-        {"a paragraph that is null", "{\"data\": [{\"paragraphs\": []}, {\"paragraphs\": [null]}]}",
-         "data[1].paragraphs[0]: key \"context\": missing"},
-        {"a context that is a number", "{\"data\": [{\"paragraphs\": [{\"context\": 1}]}]}",
-         "\"context\": is a number"},
-        {"no qas", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\"}]}]}", "paragraphs[0]: key \"qas\": missing"},
-        {"no id", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": [{}]}]}]}",
-         "qas[0]: key \"id\": missing"},
-        {"an id that is no integer", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": [{\"id\": 1.5}]}]}]}",
-         "key \"id\": is a number, but a string"},
-        {"no question", "{\"data\": [{\"paragraphs\": [{\"context\": \"a\", \"qas\": [{\"id\": \"x\\ny\"}]}]}]}",
-         "question \"x\\ny\": key \"question\": missing"},
-        {"answers that are an object", BEFORE ", \"answers\": {\"text\": [\"a\"]}" AFTER,
-         "question \"q\": key \"answers\": is an object"},
-        {"an answer that is a string", BEFORE ", \"answers\": [\"a\"]" AFTER, "key \"text\": missing"},
-        {"an answer without a place", BEFORE ", \"answers\": [{\"text\": \"a\"}]" AFTER,
-         "key \"answer_start\": missing"},
-        {"an empty answer", BEFORE ANSWER("0", "") AFTER, "an answer is empty"},
-        {"a place that is negative", BEFORE ANSWER("-1", "a") AFTER,
+    static const char good[] = BEFORE ANSWER("0", "a") POSSIBLE NEXT("r") ANSWER("2", "b") AFTER;
+    static const TextChange changes[] = {
+        {"{", "{", NULL},
+        {"]}]}]}", "", "is not valid JSON"},
+        {"\"data\"", "\"x\"", "key \"data\": missing; an array is needed"},
+        {"\"data\": ", "\"data\": {}, \"x\": ", "key \"data\": is an object, but an array is needed"},
+        {"\"data\": ", "\"data\": [], \"x\": ", "has no questions"},
+        {"\"qas\": ", "\"qas\": [], \"x\": ", "has no questions"},
+        {"[{\"paragraphs\"", "[\"a\", {\"paragraphs\"", "data[0]: key \"paragraphs\": missing"},
+        {"[{\"context\"", "[null, {\"context\"", "data[0].paragraphs[0]: key \"context\": missing"},
+        {"\"a b c\"", "1", "\"context\": is a number"},
+        {"\"qas\"", "\"x\"", "paragraphs[0]: key \"qas\": missing"},
+        {"\"id\"", "\"x\"", "qas[0]: key \"id\": missing"},
+        {"\"q\"", "1.5", "key \"id\": is a number, but a string"},
+        {"\"question\"", "\"x\"", "question \"q\": key \"question\": missing"},
+        {"\"answers\": ", "\"answers\": {}, \"x\": ", "question \"q\": key \"answers\": is an object"},
+        {"\"answers\": [", "\"answers\": [\"a\", ", "key \"text\": missing"},
+        {"\"answer_start\"", "\"x\"", "key \"answer_start\": missing"},
+        {"\"text\": \"a\"", "\"text\": \"\"", "an answer is empty"},
+        {"\"text\": \"a\"", "\"text\": \"\xff\"", "byte 0xff is not valid UTF-8"},
+        {"_start\": 0", "_start\": -1",
          "question \"q\": key \"answer_start\": is -1, but the context has 5 characters"},
-        {"a place behind the context", BEFORE ANSWER("5", "a") AFTER, "is 5, but the context has 5"},
-        {"a place beyond all numbers", BEFORE ANSWER("99999999999999999999", "a") AFTER, "a whole number is needed"},
-        {"a place that is a fraction", BEFORE ANSWER("0.5", "a") AFTER, "a whole number is needed"},
-        {"a place that is a string", BEFORE ANSWER("\"0\"", "a") AFTER, "\"answer_start\": is a string"},
-        {"is_impossible that is a string", BEFORE ", \"is_impossible\": \"no\"" AFTER,
-         "\"is_impossible\": is a string"},
-        {"impossible, but answered", BEFORE ANSWER("0", "a") ", \"is_impossible\": true" AFTER,
-         "is_impossible is true, but there are answers"},
-        {"possible, but not answered", BEFORE ", \"answers\": []" POSSIBLE AFTER,
-         "is_impossible is false, but there is no answer"},
-        {"an id twice", BEFORE ANSWER("0", "a") NEXT("r") ANSWER("0", "a") NEXT("q") ANSWER("0", "a") AFTER,
-         "two questions have the id \"q\""},
-        {"no UTF-8", BEFORE ANSWER("0", "\xff") AFTER, "byte 0xff is not valid UTF-8"},
-        {"nothing to train on", BEFORE ANSWER("0", "b") AFTER, "none of its 1 questions"},
+        {"_start\": 0", "_start\": 5", "is 5, but the context has 5"},
+        {"_start\": 0", "_start\": 99999999999999999999", "a whole number is needed"},
+        {"_start\": 0", "_start\": 0.5", "a whole number is needed"},
+        {"_start\": 0", "_start\": \"0\"", "\"answer_start\": is a string"},
+        {"false", "\"no\"", "\"is_impossible\": is a string"},
+        {"false", "true", "is_impossible is true, but there are answers"},
+        {"\"answers\": [", "\"answers\": [], \"x\": [", "is_impossible is false, but there is no answer"},
+        {"\"r\"", "\"q\"", "two questions have the id \"q\""},
+        {"a b c", "d e f", "none of its 2 questions"},
     };
-    for (size_t i = 0; i < COUNT_OF(files); i++) {
-        char* path = put_file(t, "bad.json", files[i].text, strlen(files[i].text));
-        expect_end(t, USAGE, files[i].name, files[i].message, open_training, path);
-        free(path);
+    static const struct {
+        int status;
+        const char *name, *message;
+        void (*run)(const char*);
+    } others[] = {
+        {USAGE, "sequences that are too short", "sequences of 9 tokens (-t) have no room for", open_short},
+        {USAGE, "less than nothing shared", "share -1 tokens", open_negative},
+        {FAILED, "a full disk", ".predicted: cannot be written: File too large", write_full},
+    };
+    expect_text_changes(t, "questions", good, changes, COUNT_OF(changes), put_questions, open_training);
+    char* path = put_questions(t, good);
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        Text said = {NULL, 0, 0};
+        int status = exit_status_of(others[i].run, path, &said);
+        expect(t, status == others[i].status && is_one_line(&said) && strstr(said.text, others[i].message),
+               others[i].name, "it ended with %d and '%s'; due is %d and '%s'", status, said.text, others[i].status,
+               others[i].message);
+        free(said.text);
     }
-    Text deep = {NULL, 0, 0};
-    text_printf(&deep, "{\"data\": ");
-    for (int i = 0; i < 100000; i++) text_append(&deep, "[", 1);
-    char* path = put_file(t, "bad.json", deep.text, deep.length);
-    expect_end(t, USAGE, "brackets in brackets", "levels deep", open_training, path);
-    free(deep.text), free(path);
-
-    char* good = put_question(t, "a b c", "d", ANSWER("0", "a"));
-    expect_end(t, DONE, "a good file", NULL, open_training, good);
-    expect_end(t, USAGE, "sequences that are too short", "sequences of 9 tokens (-t) have no room for", open_short,
-               good);
-    expect_end(t, USAGE, "less than nothing shared", "share -1 tokens", open_negative, good);
-    expect_end(t, FAILED, "a folder that is not there", "/nowhere/predictions.json: cannot be written", write_nowhere,
-               good);
-    expect_end(t, FAILED, "a full disk", ".predicted: cannot be written: File too large", write_full, good);
-    char* left = xprintf("%s.predicted.tmp", good);
+    char* left = xprintf("%s.predicted.tmp", path);
     expect_that(t, access(left, F_OK) != 0, "a full disk: no temporary file is left");
-    free(left), free(good);
-    char* none = xprintf("%s/none.json", t->directory);
-    expect_end(t, USAGE, "no file", "none.json: cannot be read", open_training, none);
-    free(none);
+    unlink(path);
+    expect_end(t, USAGE, "no file", "questions.json: cannot be read", open_training, path);
+    free(left), free(path);
+}
 
+// Questions that cannot be trained on, or not be scored.
+static void test_odd(Tests* t) {
     // clang-format off
     static const char odd[] =
         BEFORE ANSWER("0", "b") NEXT("r") ANSWER("2", "c") NEXT("s") NEXT("t") ANSWER("4", "c") AFTER;
     // clang-format on
-    path = put_file(t, "odd.json", odd, sizeof odd - 1);
+    char* path = put_questions(t, odd);
     for (SquadUse use = SQUAD_EVALUATE; use <= SQUAD_TRAIN; use = (SquadUse)(use + 1)) {
         Squad s;
         Examples e;
         squad_open(&s, &e, path, &words, settings_of(11, 2, use));
-        int is_training = use == SQUAD_TRAIN;
-        expect(t, s.questions == 4 && s.misplaced == 2 && s.unanswered == 1 && e.count == (is_training ? 1 : 4),
-               is_training ? "what is left to train on" : "what is evaluated", "another number of questions");
+        int wanted = use == SQUAD_TRAIN ? 1 : 4;
+        expect(t, s.questions == 4 && s.misplaced == 2 && s.unanswered == 1 && e.count == wanted,
+               use == SQUAD_TRAIN ? "what is left to train on" : "what is evaluated", "%d examples, not %d", e.count,
+               wanted);
         expect(t,
                e.group[e.count - 1] == 3 && s.first_misplaced &&
                    strstr(s.first_misplaced, "question \"q\" has \"a\" there, not \"b\""),
-               "the first misplaced answer", s.first_misplaced);
+               "the first misplaced answer", "%s", s.first_misplaced);
         squad_close(&s), examples_close(&e);
     }
     free(path);
-    static const char misplaced[] = BEFORE ANSWER("0", "b") AFTER;
-    path = put_file(t, "odd.json", misplaced, sizeof misplaced - 1);
+    path = put_questions(t, BEFORE ANSWER("0", "b") AFTER);
     expect_end(t, DONE, "a warning for misplaced answers", "of 1 questions, 1 have an answer that is not at",
                open_evaluation, path);
     free(path);
-    static const char unanswered[] = BEFORE NEXT("r") ANSWER("0", "a") AFTER;
-    path = put_file(t, "odd.json", unanswered, sizeof unanswered - 1);
+    path = put_questions(t, BEFORE NEXT("r") ANSWER("0", "a") AFTER);
     expect_end(t, DONE, "a warning for questions without answers",
                "of 2 questions, 1 have neither answers nor is_impossible and are not scored", open_evaluation, path);
     free(path);
@@ -350,32 +282,12 @@ static void test_refused(Tests* t) {
     Examples e;
     const real logits[2 * 16] = {0};
     char* asked = xprintf("{\"version\": \"v2.0\", %s", BEFORE NEXT("r") AFTER + 1);
-    path = put_file(t, "asked.json", asked, strlen(asked));
+    path = put_questions(t, asked);
     squad_open(&s, &e, path, &words, settings_of(11, 2, SQUAD_EVALUATE));
     squad_take(&s, &e, 1, logits, 2);
     expect(t, s.is_v2 && s.unanswered == 2 && e.count == 2 && !squad_is_known(&s, 1) && squad_answered(&s) == 1,
-           "v2.0 by its version, without answers", path);
+           "v2.0 by its version, without answers", "%d of %d unanswered", s.unanswered, e.count);
     squad_close(&s), examples_close(&e), free(path), free(asked);
-}
-
-// Whatever bytes are changed, removed or inserted: no crash, and one line if the file is refused.
-static void test_damaged(Tests* t) {
-    static const char whole[] = BEFORE ANSWER("0", "a b") POSSIBLE NEXT("r") IMPOSSIBLE AFTER;
-    static const char pieces[] = "\"{}[]:,0-19eE.\\un \xc3\xa9\xff";
-    int failed = t->failed;
-    for (uint32_t i = 0; i < 600; i++) {
-        char bytes[sizeof whole];
-        Philox r = philox(i, 0, 0, 0, 6);
-        size_t n = sizeof whole - 1, at = r.v[0] % n;
-        memcpy(bytes, whole, sizeof whole);
-        bytes[at] = pieces[r.v[1] % (sizeof pieces - 1)];
-        if (i % 5 == 0) n = at;
-        if (i % 5 == 1) memmove(bytes + at, bytes + at + 1, --n - at);
-        char* path = put_file(t, "bad.json", bytes, n);
-        expect_end(t, -1, "a damaged file", NULL, i % 2 ? open_training : open_evaluation, path);
-        free(path);
-    }
-    expect(t, t->failed == failed, "600 damaged files", "see above");
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -507,78 +419,6 @@ static void test_write(Tests* t) {
 // ---------------------------------------------------------------------------------------------------------
 // Scores
 
-static void test_normalize(Tests* t) {
-    static const struct {
-        const char *text, *want;
-    } cases[] = {
-        {"", ""},
-        {"The  cat's\t\"pyjamas\"!", "cats pyjamas"},
-        {"a an the", ""},
-        {"A.An(the)", "aanthe"},
-        {"an apple a day, the end", "apple day end"},
-        {"theatre banana a1 1a a_b", "theatre banana a1 1a ab"},
-        {"a-b the-", "ab"},
-        {"\xc3\x89"
-         "COLE the\xc2\xa0\xc3\xa9t\xc3\xa9 \xe3\x80\x80",
-         "\xc3\xa9"
-         "cole \xc3\xa9t\xc3\xa9"},
-        {"x\x1c"
-         "a\x1f"
-         "y\x0b\x0c\xc2\x85z\xe2\x80\xa8w",
-         "x y z w"},
-        // A combining accent is not a letter; typographic quotes are not ASCII punctuation.
-        {"a\xcc\x81 b", "\xcc\x81 b"},
-        {"e\xcc\x81"
-         "a b",
-         "e\xcc\x81 b"},
-        {"\xe2\x80\x9cthe\xe2\x80\x9d \xe2\x80\x98"
-         "a b",
-         "\xe2\x80\x9c \xe2\x80\x9d \xe2\x80\x98 b"},
-        {"the\xe4\xb8\xad a \xe4\xb8\xad", "the\xe4\xb8\xad \xe4\xb8\xad"},
-        {"the\xf0\x9f\x98\x80"
-         "an",
-         "\xf0\x9f\x98\x80"},
-        {"\xc4\xb0"
-         "A",
-         "i\xcc\x87"},
-        {"\xce\x9f\xce\x94\xce\x9f\xce\xa3 \xcf\x82", "\xce\xbf\xce\xb4\xce\xbf\xcf\x83 \xcf\x83"},
-        {"\xff", "\xef\xbf\xbd"},
-        {"$1.50 + 2", "150 2"},
-    };
-    Text out = {NULL, 0, 0};
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        squad_normalize(&out, cases[i].text, strlen(cases[i].text));
-        char* name = xprintf("normalized: \"%s\"", cases[i].want);
-        expect(t, strcmp(out.text, cases[i].want) == 0, name, out.text);
-        free(name);
-    }
-    free(out.text);
-}
-
-static void test_match(Tests* t) {
-    static const struct {
-        const char *answer, *gold;
-        double exact, f1, f1_v2;
-    } cases[] = {
-        {"a b c", "the b, c", 1, 1, 1}, {"b c", "c b", 0, 1, 1}, {"b b c", "b c c", 0, 2.0 / 3, 2.0 / 3},
-        {"b", "b c d e", 0, 0.4, 0.4},  {"b", "c", 0, 0, 0},     {"", "b", 0, 0, 0},
-        {"the", "b", 0, 0, 0},          {"the", "!", 1, 0, 1},   {"bc b", "b", 0, 2.0 / 3, 2.0 / 3},
-    };
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        Text a = {NULL, 0, 0}, b = {NULL, 0, 0};
-        squad_normalize(&a, cases[i].answer, strlen(cases[i].answer));
-        squad_normalize(&b, cases[i].gold, strlen(cases[i].gold));
-        SquadMatch old = squad_match(&a, &b, 0), two = squad_match(&a, &b, 1);
-        char* name = xprintf("\"%s\" for \"%s\"", cases[i].answer, cases[i].gold);
-        char* why = xprintf("%g %g %g", old.exact, old.f1, two.f1);
-        expect(t,
-               old.exact == cases[i].exact && two.exact == old.exact && fabs(old.f1 - cases[i].f1) < 1e-15 &&
-                   fabs(two.f1 - cases[i].f1_v2) < 1e-15,
-               name, "%s", why);
-        free(name), free(why), free(a.text), free(b.text);
-    }
-}
-
 static void test_score(Tests* t) {
     // clang-format off
     static const char file[] =
@@ -588,14 +428,14 @@ static void test_score(Tests* t) {
         NEXT("t") ANSWER("0", "a")
         NEXT("u") ", \"answers\": [" GOLD("0", "a") ", " GOLD("2", "b") "]" AFTER;
     // clang-format on
+    // Exact match and F1 in per cent: of all, of those with an answer, of those without.
     static const struct {
         const char *name, *answer[3];
-        double all[2], answerable[2], impossible[2];
+        double want[6];
     } cases[] = {
-        {"all right", {"b c", "", ""}, {100, 100}, {100, 100}, {100, 100}},
-        {"the second gold answer is the better one", {"x b c", "", ""}, {200.0 / 3, 280.0 / 3}, {50, 90}, {100, 100}},
-        {"an answer where there is none", {"b", "b", ""}, {200.0 / 3, 200.0 / 3}, {100, 100}, {0, 0}},
-        {"articles are as good as none", {"b", "the", "the"}, {100, 100}, {100, 100}, {100, 100}},
+        {"the second gold answer is better", {"x b c", "", ""}, {200.0 / 3, 280.0 / 3, 50, 90, 100, 100}},
+        {"an answer where there is none", {"b", "b", ""}, {200.0 / 3, 200.0 / 3, 100, 100, 0, 0}},
+        {"articles are as good as none", {"b", "the", "the"}, {100, 100, 100, 100, 100, 100}},
     };
     Squad s;
     Examples e;
@@ -606,14 +446,13 @@ static void test_score(Tests* t) {
         memset(&score, 0, sizeof score);
         for (int q = 0; q < 3; q++) squad_score_add(&score, &s, q, cases[i].answer[q], strlen(cases[i].answer[q]));
         squad_score_end(&score);
-        const SquadShare *a = &score.all, *b = &score.answerable, *c = &score.impossible;
-        char* why = xprintf("%g %g, %g %g, %g %g", a->exact, a->f1, b->exact, b->f1, c->exact, c->f1);
-        int good = a->questions == 3 && b->questions == 2 && c->questions == 1;
-        good = good && fabs(a->exact - cases[i].all[0]) < 1e-12 && fabs(a->f1 - cases[i].all[1]) < 1e-12;
-        good = good && fabs(b->exact - cases[i].answerable[0]) < 1e-12 && fabs(b->f1 - cases[i].answerable[1]) < 1e-12;
-        good = good && c->exact == cases[i].impossible[0] && c->f1 == cases[i].impossible[1];
-        expect(t, good, cases[i].name, "%s", why);
-        free(why);
+        const double got[6] = {score.all.exact,     score.all.f1,           score.answerable.exact,
+                               score.answerable.f1, score.impossible.exact, score.impossible.f1};
+        for (int k = 0; k < 6; k++) {
+            char* name = xprintf("%s, %d", cases[i].name, k);
+            expect(t, fabs(got[k] - cases[i].want[k]) < 1e-12, name, "%g, not %g", got[k], cases[i].want[k]);
+            free(name);
+        }
     }
     // A gold answer that normalizes to nothing does not count.
     SquadMatch none = squad_judge(&s, 3, "", 0), other = squad_judge(&s, 4, "", 0);
@@ -746,22 +585,20 @@ static int check(int argc, char** argv) {
 // ---------------------------------------------------------------------------------------------------------
 
 int main(int argc, char** argv) {
-    if (argc > 1) return check(argc, argv);
+    if (argc > 2) return check(argc, argv);
     Tests t;
-    tests_open(&t);
+    tests_choose(&t, argc, argv);
     t.directory = make_scratch_directory("test_squad");
     free(put_file(&t, "vocab.txt", VOCABULARY, sizeof VOCABULARY - 1));
     if (wordpiece_open(&words, t.directory, CASE_OF_MODEL) != 0) die(FAILED, "%s: no vocabulary", t.directory);
     test_origins(&t);
     test_windows(&t);
     test_refused(&t);
-    test_damaged(&t);
+    test_odd(&t);
     test_answer(&t, 0);
     test_answer(&t, 1);
     test_answer_windows(&t);
     test_write(&t);
-    test_normalize(&t);
-    test_match(&t);
     test_score(&t);
     wordpiece_free(&words);
     return tests_close(&t);

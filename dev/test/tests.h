@@ -13,11 +13,12 @@
 
 typedef struct {
     int passed, failed, skipped;
-    const char* only;  // run the cases whose name contains this; NULL: all
-    char* directory;   // for the files of the tests; NULL: none
-    const char* name;  // of the case between case_begin() and case_end()
-    int is_bad;        // that case has failed
-    char* skip;        // why that case cannot run, or NULL
+    const char* only;     // show the cases whose name contains this; NULL: all
+    const char* program;  // which repeats one of them, given its name; NULL: it takes no names
+    char* directory;      // for the files of the tests; NULL: none
+    const char* name;     // of the case between case_begin() and case_end()
+    int is_bad;           // that case has failed
+    char* skip;           // why that case cannot run, or NULL
 } Tests;
 
 __attribute__((format(printf, 4, 0))) static inline void tests_print(Tests* t, int good, const char* name,
@@ -28,6 +29,7 @@ __attribute__((format(printf, 4, 0))) static inline void tests_print(Tests* t, i
     if (!good && format) {
         printf(": ");
         vprintf(format, why);
+        if (t->program) printf("; alone: %s '%s'", t->program, name);
     }
     putchar('\n');
 }
@@ -82,6 +84,13 @@ __attribute__((format(printf, 2, 3))) static inline void fail(Tests* t, const ch
         if (!(condition)) fail(t, "line %d: %s", __LINE__, #condition);                                                \
     } while (0)
 
+// Integers, of which a failure shows both.
+#define EXPECT_EQ(t, got, want)                                                                                        \
+    do {                                                                                                               \
+        long long is_ = (long long)(got), due_ = (long long)(want);                                                    \
+        if (is_ != due_) fail(t, "line %d: %s is %lld, not %lld", __LINE__, #got, is_, due_);                          \
+    } while (0)
+
 static inline void case_end(Tests* t) {
     if (!t->is_bad && t->skip) skip_case(t, t->name, "%s", t->skip);
     else if (!t->is_bad) expect_that(t, 1, t->name);
@@ -102,10 +111,11 @@ static inline char* make_scratch_directory(const char* program) {
 // The path of a file in the directory of the tests (caller frees).
 static inline char* path_in(const Tests* t, const char* name) { return xprintf("%s/%s", t->directory, name); }
 
-// Write such a file. Returns its path (caller frees).
+// Write such a file, which needs not survive a power cut. Returns its path (caller frees).
 static inline char* put_file(const Tests* t, const char* name, const void* bytes, size_t n) {
     char* path = path_in(t, name);
-    if (write_file(path, bytes, n) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    FILE* file = fopen(path, "wb");
+    if (!file || fwrite(bytes, 1, n, file) != n || fclose(file) != 0) die(FAILED, "%s: %s", path, strerror(errno));
     return path;
 }
 
@@ -114,9 +124,88 @@ static inline char* put_text_file(const Tests* t, const char* name, const char* 
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// Readers of files: one good file, and what the reader says after each change
+
+// One case: run(file) in a child process ends with `status` and says `message` (NULL: anything). A refusal is one line
+// that names the file. Status -1: it is read or refused.
+static inline void expect_end(Tests* t, int status, const char* name, const char* message, void (*run)(const char*),
+                              const char* file) {
+    char* why;
+    int good = ends_with(status, message, run, file, &why);
+    expect(t, good, name, "%s", why);
+    free(why);
+}
+
+// A change of a binary file, and the end of the line that refuses it; NULL: it is read.
+typedef struct {
+    const char* name;
+    int at, width;  // the integer of `width` bytes that becomes `value`; width 0: none
+    int64_t value;
+    int extra;  // zero bytes that follow the file's end; below 0: bytes that are missing there
+    const char* message;
+} FileChange;
+
+static inline void expect_changes(Tests* t, const Text* good, const char* file, const FileChange* changes, size_t count,
+                                  void (*run)(const char*)) {
+    for (size_t i = 0; i < count; i++) {
+        const FileChange* c = &changes[i];
+        char* bytes = (char*)xcalloc(good->length + (size_t)max_int(c->extra, 0), 1);
+        char* name = xprintf("%s: %s", file, c->name);
+        memcpy(bytes, good->text, good->length);
+        memcpy(bytes + c->at, &c->value, (size_t)c->width);
+        char* path = put_file(t, file, bytes, (size_t)((int64_t)good->length + c->extra));
+        expect_end(t, c->message ? USAGE : DONE, name, c->message, run, path);
+        free(bytes), free(name), free(path);
+    }
+}
+
+// The same of a text: the first `old` in it becomes `now`.
+typedef struct {
+    const char *old, *now, *message;
+} TextChange;
+
+// put(t, text) writes the changed text as a file, and returns what run() is given (caller frees).
+static inline void expect_text_changes(Tests* t, const char* reader, const char* good, const TextChange* changes,
+                                       size_t count, char* (*put)(const Tests*, const char*),
+                                       void (*run)(const char*)) {
+    for (size_t i = 0; i < count; i++) {
+        const TextChange* c = &changes[i];
+        const char* at = strstr(good, c->old);
+        CHECK(at);
+        char* text = xprintf("%.*s%s%s", (int)(at - good), good, c->now, at + strlen(c->old));
+        char *name = xprintf("%s: '%s' as '%s'", reader, c->old, c->now), *path = put(t, text);
+        expect_end(t, c->message ? USAGE : DONE, name, c->message, run, path);
+        free(text), free(name), free(path);
+    }
+}
+
+// One case: whichever byte of the first `n` is another, and wherever the file ends, it is read or refused.
+static inline void expect_any_damage(Tests* t, const Text* good, const char* file, size_t n, void (*run)(const char*)) {
+    char *bytes = (char*)xmalloc(good->length), *first = NULL, *name = xprintf("%s: any damage", file);
+    for (size_t i = 0; i < 2 * n && !first; i++) {
+        size_t length = i < n ? good->length : i - n;
+        memcpy(bytes, good->text, good->length);
+        if (i < n) bytes[i] = (char)(bytes[i] ^ (1 << (i * 5 % 8)));
+        char *path = put_file(t, file, bytes, length), *why;
+        if (!ends_with(-1, NULL, run, path, &why))
+            first = xprintf("%s %zu: %s", i < n ? "a change of byte" : "the length", i < n ? i : length, why);
+        free(path), free(why);
+    }
+    expect(t, !first, name, "%s", first ? first : "");
+    free(bytes), free(first), free(name);
+}
+
+// ---------------------------------------------------------------------------------------------------------
 
 // Start without files; set `directory` to make_scratch_directory() for them.
 static inline void tests_open(Tests* t) { memset(t, 0, sizeof *t); }
+
+// With arguments of the command line, of which the first names the cases to show.
+static inline void tests_choose(Tests* t, int argc, char** argv) {
+    tests_open(t);
+    t->program = argv[0];
+    if (argc > 1) t->only = argv[1];
+}
 
 // Delete the files and print the totals. Returns the exit status.
 static inline int tests_close(Tests* t) {

@@ -84,49 +84,25 @@ typedef struct {
 } Subject;
 
 // $n noun, $v verb, $a adjective, $d adverb, $p name, $9 digit; capitals are other rules.
+enum { RULES = 8, ALTERNATIVES = 11 };
 static const struct {
     char symbol;
-    const char* text;
-} GRAMMAR[] = {
-    {'S', "$C."},
-    {'S', "$C."},
-    {'S', "$C."},
-    {'S', "$C, and $C."},
-    {'S', "$C, but $C."},
-    {'S', "$C because $C."},
-    {'S', "$C; $C."},
-    {'S', "$C?"},
-    {'S', "in 1$9$9$9, $C."},
-    {'S', "\"$C!\" said $p."},
-    {'S', "$C: $C ($9$9.$9 %)."},
-    {'C', "$N $v $O"},
-    {'C', "$p $v $O"},
-    {'C', "$p $d $v $O"},
-    {'C', "$N $d $v $O"},
-    {'O', "$N"},
-    {'O', "$N $R $N"},
-    {'O', "$N $R $N"},
-    {'O', "$9$9 $ns"},
-    {'N', "the $n"},
-    {'N', "the $n"},
-    {'N', "the $a $n"},
-    {'N', "a $a $n"},
-    {'N', "every $n"},
-    {'N', "his $n"},
-    {'N', "no $n"},
-    {'R', "in"},
-    {'R', "on"},
-    {'R', "with"},
-    {'R', "under"},
-    {'R', "of"},
-    {'R', "near"},
-    {'T', "# $p and the $n\n"},
-    {'F', "\nint $v_$n(int $n, float* $n) {\n$L$L$L    return $n;\n}\n"},
-    {'F', "\nint $v_$n(int $n, float* $n) {\n$L$L$L$L$L    return $n;\n}\n"},
-    {'L', "    // $S\n"},
-    {'L', "    $n += $9$9 * $n[i];\n"},
-    {'L', "    if ($n > 0x$9$9) {\n\t$v(&$n);\n    }\n"},
-    {'L', "    for (int i = 0; i < $n; i++) $n[i] = $9.$9$9f;\n"},
+    const char* text[ALTERNATIVES];
+} GRAMMAR[RULES] = {
+    {'S',
+     {"$C.", "$C.", "$C.", "$C, and $C.", "$C, but $C.", "$C because $C.", "$C; $C.", "$C?", "in 1$9$9$9, $C.",
+      "\"$C!\" said $p.", "$C: $C ($9$9.$9 %)."}},
+    {'C', {"$N $v $O", "$p $v $O", "$p $d $v $O", "$N $d $v $O"}},
+    {'O', {"$N", "$N $R $N", "$N $R $N", "$9$9 $ns"}},
+    {'N', {"the $n", "the $n", "the $a $n", "a $a $n", "every $n", "his $n", "no $n"}},
+    {'R', {"in", "on", "with", "under", "of", "near"}},
+    {'T', {"# $p and the $n\n"}},
+    {'F',
+     {"\nint $v_$n(int $n, float* $n) {\n$L$L$L    return $n;\n}\n",
+      "\nint $v_$n(int $n, float* $n) {\n$L$L$L$L$L    return $n;\n}\n"}},
+    {'L',
+     {"    // $S\n", "    $n += $9$9 * $n[i];\n", "    if ($n > 0x$9$9) {\n\t$v(&$n);\n    }\n",
+      "    for (int i = 0; i < $n; i++) $n[i] = $9.$9$9f;\n"}},
 };
 
 static void expand(Text* t, const Subject* s, const char* text) {
@@ -136,36 +112,20 @@ static void expand(Text* t, const Subject* s, const char* text) {
             continue;
         }
         const Pool* pool = NULL;
-        int alternatives = 0, chosen = 0;
-        switch (*++text) {
-        case 'n':
-            pool = random_below(10) < 7 ? s->topic : &nouns;
-            break;
-        case 'v':
-            pool = &verbs;
-            break;
-        case 'a':
-            pool = &adjectives;
-            break;
-        case 'd':
-            pool = &adverbs;
-            break;
-        case 'p':
-            text_printf(t, "%s", s->name[random_below(2)]);
-            continue;
-        case '9':
-            text_printf(t, "%u", random_below(10));
-            continue;
+        int rule = 0, alternatives = 0;
+        text++;
+        if (*text == 'n') pool = random_below(10) < 7 ? s->topic : &nouns;
+        if (*text == 'v') pool = &verbs;
+        if (*text == 'a') pool = &adjectives;
+        if (*text == 'd') pool = &adverbs;
+        if (pool) text_printf(t, "%s", draw(pool));
+        else if (*text == 'p') text_printf(t, "%s", s->name[random_below(2)]);
+        else if (*text == '9') text_printf(t, "%u", random_below(10));
+        else {
+            while (rule < RULES - 1 && GRAMMAR[rule].symbol != *text) rule++;
+            while (alternatives < ALTERNATIVES && GRAMMAR[rule].text[alternatives]) alternatives++;
+            expand(t, s, GRAMMAR[rule].text[random_below((uint32_t)alternatives)]);
         }
-        if (pool) {
-            text_printf(t, "%s", draw(pool));
-            continue;
-        }
-        for (size_t i = 0; i < COUNT_OF(GRAMMAR); i++) alternatives += GRAMMAR[i].symbol == *text;
-        CHECK(alternatives > 0);
-        chosen = (int)random_below((uint32_t)alternatives);
-        for (size_t i = 0; i < COUNT_OF(GRAMMAR); i++)
-            if (GRAMMAR[i].symbol == *text && chosen-- == 0) expand(t, s, GRAMMAR[i].text);
     }
 }
 

@@ -184,19 +184,27 @@ static inline void wordpiece_read_vocabulary(WordPiece* w, const JsonNode* root,
     w->text = text.text, w->size = (int)vocabulary->count;
 }
 
-// Check that the added tokens of tokenizer.json are the special ones, because no others are supported.
+// Check that the added tokens of tokenizer.json are exactly the five special ones, because no others are supported.
 static inline void wordpiece_check_added(const WordPiece* w, const JsonNode* root, const char* path) {
+    static const char* const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
     const int ids[] = {w->pad, w->unk, w->cls, w->sep, w->mask};
+    unsigned found = 0;
     for (const JsonNode* m = json_need(root, "added_tokens", JSON_ARRAY, path)->first; m; m = m->next) {
         const char* content = json_get_string(m, "content", path);
-        int id = tokenizer_id(json_get(m, "id"), path, content), is_known = 0;
-        for (size_t k = 0; k < COUNT_OF(ids); k++) is_known |= ids[k] == id;
-        if (!is_known || wordpiece_id(w, content, strlen(content)) != id)
+        int id = tokenizer_id(json_get(m, "id"), path, content), k = 0;
+        while (k < (int)COUNT_OF(ids) && ids[k] != id) k++;
+        if (k == (int)COUNT_OF(ids) || wordpiece_id(w, content, strlen(content)) != id)
             die(USAGE,
                 "%s: added token %s with the id %d is not supported; only [PAD], [UNK], [CLS], [SEP] and [MASK] are, "
                 "with their ids in \"vocab\"",
                 path, content, id);
+        for (size_t i = 0; i < COUNT_OF(flags); i++)
+            if (json_get_bool_or(m, flags[i], 0, path))
+                die(USAGE, "%s: the added token %s's \"%s\" is true; only false is supported", path, content, flags[i]);
+        found |= 1u << k;
     }
+    if (found != (1u << COUNT_OF(ids)) - 1)
+        die(USAGE, "%s: has no added token for one of [PAD], [UNK], [CLS], [SEP] and [MASK]", path);
 }
 
 // Fill in everything that follows from the tokens.
