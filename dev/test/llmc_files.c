@@ -179,7 +179,7 @@ static void test_weights_refused(Tests* t) {
         {"version 4", 4, 4, 4, 0, "version 4; 3 (float32) and 5 (bfloat16)"},
         {"version 5 with the bytes of 3", 4, 4, 5, 0, "longer than its header says"},
         {"no positions", 8, 4, 0, 0, "0 positions; allowed: 1.."},
-        {"fewer tokens than none", 12, 4, -1, 0, "-1 tokens, allowed: 1.."},
+        {"fewer tokens than none", 12, 4, -1, 0, "-1 tokens; allowed: 1.."},
         {"too many layers", 16, 4, 1 << 25, 0, "33554432 layers; allowed: 1..16777216"},
         {"more layers than there are", 16, 4, 3, 0, "truncated, or its header is damaged"},
         {"sizes whose product overflows", 24, 4, 21 << 19, 0, "truncated, or its header is damaged"},
