@@ -94,8 +94,10 @@ TESTS = {
     "run_dir": (["train_gpt2", "use_gpt2"] + DATA, ["bash", "dev/test/run_dir.sh", "./train_gpt2"]),
     "docs": (["train_gpt2", "use_gpt2", "train_bert", "use_bert", "finetune_bert", "build/ops", "data/builtin/bert/train.bin"], ["bash", "dev/test/docs.sh", "build"]),
     "ranks": (["train_gpt2", "use_gpt2"] + DATA, ["bash", "dev/test/ranks.sh", "./train_gpt2"]),
-    "equal": (["train_gpt2", "use_gpt2", "build/late/train_gpt2"] + DATA, [sys.executable, "dev/test/equal.py", "./train_gpt2"]),
-    "equal_bert": (["train_bert", "use_bert", "finetune_bert", "build/late/train_bert"] + DATA, [sys.executable, "dev/test/equal.py", "./train_bert"]),
+    "late": (["train_gpt2", "build/late/train_gpt2"] + DATA, [sys.executable, "dev/test/equal.py", "./train_gpt2", "late"]),
+    "late_bert": (["train_bert", "build/late/train_bert"] + DATA, [sys.executable, "dev/test/equal.py", "./train_bert", "late"]),
+    "equal": (["train_gpt2"] + DATA, [sys.executable, "dev/test/equal.py", "./train_gpt2"]),
+    "equal_bert": (["train_bert", "finetune_bert"] + DATA, [sys.executable, "dev/test/equal.py", "./train_bert"]),
     "refuse": (["train_gpt2", "use_gpt2"] + DATA, [sys.executable, "dev/test/refuse.py", "./train_gpt2"]),
     "refuse_bert": (["train_bert", "use_bert", "finetune_bert"] + DATA, [sys.executable, "dev/test/refuse.py", "./train_bert"]),
 }
