@@ -141,11 +141,5 @@ if "$python" -c 'import transformers, torch' 2>/dev/null; then
     compared 'transformers count the same choices, contexts cut' hellaswag_val 32 "$work/stdout"
 else skip 'transformers count the same' "$python has no transformers"; fi
 
-TINY=(-e L=1,C=16,NH=2,T=16 -v 0 -s 0 -n 0 -o "$box/new")
-refused '-h without sets' 2 '-h 5: needs --choices' "${TINY[@]}" -h 5
-refused 'no such set' 2 "$box/none.bin: cannot be read" "${TINY[@]}" --choices "$box/none.bin"
-refused 'data for a set' 2 'train.bin: is not a multiple-choice set: its magic number' "${TINY[@]}" --choices data/builtin/train.bin
-refused 'a set for data' 2 'is a multiple-choice evaluation set' "${TINY[@]}" -i "$work/six.bin"
-refused 'endings that do not fit' 2 'one of its endings has .* tokens, but sequences have 3 at most' "${TINY[@]}" -t 3 --choices "$work/hellaswag_val.bin"
 prepare_refused 'onto its input' 'text: exists and is not' hellaswag 'a\n0\nb\nc\nd\ne\n' --out "$work/text"
 finish

@@ -136,6 +136,9 @@ def put_files(runs):
         shutil.copy(at("data/builtin/bert/" + name), at("texts"))
     with open(at("texts/train.tsv"), "w") as f:
         f.writelines(f"{'low middle top'.split()[i % 3]}\ttext {i}\n" for i in range(24))
+    asked = '{"data": [{"paragraphs": [{"context": "abc def", "qas": [{"id": "1", "question": "which?", "answers": [%s]}]}]}]}'
+    with open(at("texts/train.json"), "w") as f:
+        f.write(asked % '{"text": "def", "answer_start": 4}')
     with open(at("texts/lines"), "w") as f:
         f.write("abc\n\nabcdefghijklmnopqrstuvw")
     with open(at("set.bin"), "wb") as f:  # "a", then " b", " cd", " e" or " f"

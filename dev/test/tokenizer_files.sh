@@ -23,16 +23,6 @@ has_all() { # OUT FILE ORIGINAL
     [ "$count" -gt 0 ] || echo "$1 has no checkpoint"
 }
 
-# A byte order mark would become a part of the first token or merge.
-for file in vocab.txt merges.txt; do
-    rm -rf "$box/marked" && mkdir "$box/marked"
-    case $file in vocab.txt) PROGRAM=$bert data=data/builtin/bert does='-x 1' ;; *) PROGRAM=$gpt2 data=data/builtin does='--prompt a --generate 1' ;; esac
-    cp "$data"/*.txt "$data"/vocab.json "$data/train.bin" "$box/marked" 2>/dev/null
-    { printf '\xEF\xBB\xBF'; cat "$data/$file"; } >"$box/marked/$file"
-    refused "$file with a byte order mark" 2 "$file: begins with a byte order mark" -e $SMALL -i "$box/marked/train.bin" \
-        $does -o "$box/new"
-done
-
 # ---------------------------------------------------------------------------------------------------------
 # BERT: resumed twice, with -nk 1, which deletes the checkpoint that was resumed from
 
@@ -219,13 +209,5 @@ elif prepare_ranks; then
     [ ! -e "$box/new" ] || why="$why, and something is written"
     verdict 'two ranks find the token' "$([ "$why" = 1 ] || echo "status $status, lines: $why")"
 else skip 'two ranks scan' "$why"; fi
-
-# ---------------------------------------------------------------------------------------------------------
-# A tokenizer without a token for every byte
-
-sed -i 's/"~":126,//' "$m/vocab.json"
-accepted 'a prompt that needs no missing byte' -e "$m" --prompt 'int a' --generate 4
-refused 'a prompt that needs a missing byte' 2 'vocab.json: has no token for the byte 0x7e, which the text contains' \
-    -e "$m" --prompt 'int ~a' --generate 4
 
 finish
