@@ -13,7 +13,7 @@ sub FILE OLD NEW         replace a pattern, once                   put FILE TEXT
 cut FILE N               keep N bytes; without the last -N         append FILE TEXT
 int FILE PLACE VALUE     an int32                                  flip FILE PLACE   a bit of a byte
 move FILE NEW            copy-file FILE NEW                        gone FILE         a directory too
-in SUBFOLDER COMMAND...  any of these in a folder below
+fifo FILE                make it a FIFO                            in FOLDER COMMAND...   in a folder below
 """
 
 import array
@@ -137,6 +137,10 @@ def edit(folder, command, *words):
         os.replace(path, os.path.join(folder, rest[0]))
     elif command == "copy-file":
         shutil.copy(path, os.path.join(folder, rest[0]))
+    elif command == "fifo":
+        if os.path.exists(path):
+            os.remove(path)
+        os.mkfifo(path)
     elif command == "gone":
         shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
     else:

@@ -104,7 +104,8 @@ def difference(first, second, what, tolerance):
             return f"{what}: {len(a)} lines against {len(b)}"
         for i, (x, y) in enumerate(zip(a, b)):
             if x != y and (tolerance is None or not abs(float(x) - float(y)) <= tolerance * max(1, abs(float(x)))):
-                return f"{what}, line {i + 1}: {x} against {y}"
+                at = max(0, next((k for k in range(len(x)) if x[: k + 1] != y[: k + 1]), 0) - 20)
+                return f"{what}, line {i + 1}, from character {at + 1}: {x[at : at + 80]} against {y[at : at + 80]}"
         return ""
     a, b = tensors_of(first, what), tensors_of(second, what)
     if a.keys() != b.keys():

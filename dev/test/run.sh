@@ -175,7 +175,6 @@ run resume_bert bash dev/test/resume.sh "$bert"
 run fp8 bash dev/test/fp8.sh "$gpt2"
 run fp8_bert bash dev/test/fp8.sh "$bert"
 run run_dir bash dev/test/run_dir.sh "$gpt2"
-run run_dir_bert bash dev/test/run_dir.sh "$bert" short
 run profile_gpt2 bash dev/test/profile.sh "$gpt2"
 run profile_bert bash dev/test/profile.sh "$bert"
 run order "$build/test_order"
