@@ -56,8 +56,6 @@ for what in '--generate 1' '--evaluate 1'; do
     [ "${total:-9999}" -lt 520 ] || why=${why:-"the plan is ${total:-not that of forward passes}"}
     verdict "-x 0, d12 $what" "$why"
 done
-published d24 292 354823168
-published d36 436 774030080
 published d48 580 1557611200
 
 # ---------------------------------------------------------------------------------------------------------
@@ -107,14 +105,6 @@ zeros() { tr -dc '\0' <"$1" | wc -c; }
 [ "$(zeros "$box/nul/sample.txt")" -gt 0 ] || why=${why:-'the sample has no NUL: this test checks nothing'}
 [ "$(zeros "$work/stdout")" -eq "$(zeros "$box/nul/sample.txt")" ] || why=${why:-'the terminal does not show the sample of sample.txt'}
 verdict 'a sample with NUL bytes is printed completely' "$why"
-
-run "${TINY[@]}" -x 3 -o "$box/off"
-why=$(ended_with 0)
-grep -q 'val loss\|sample after' "$work/stdout" && why=${why:-'something was not switched off'}
-grep -q val_loss "$box/off/log.jsonl" && why=${why:-'a validation was logged'}
-[ ! -e "$box/off/sample.txt" ] || why=${why:-'a sample was written'}
-[ "$(ls "$box/off/ckpt")" = 00000003 ] || why=${why:-'not one checkpoint, at the end'}
-verdict '-v 0 -s 0 -n 0' "$why"
 
 before=$(listing "$box")
 run "${SIZES[@]}" -x 2 -v 1 -m 1 -s 1 -g 4 -n 1 -o ''
@@ -167,7 +157,6 @@ for optimizer in adamw lamb; do
     grep -Eq '^val loss [0-9]+\.[0-9]+ ' "$work/stdout" || why=${why:-"'$(cat "$work/stdout")'"}
     verdict "--eps, the smallest, $optimizer" "$why"
 done
-accepted '--overwrite 1 on a used output' "${TINY[@]}" -x 1 -o "$box/off" --overwrite 1
 
 # ---------------------------------------------------------------------------------------------------------
 # NaN
@@ -255,22 +244,6 @@ if [ "$(id -u)" -ne 0 ]; then
     refused 'output: a directory without write permission' 2 "$box/locked.*-o" "${TINY[@]}" -x 1 -o "$box/locked/x"
 fi
 
-# Two processes: the second is refused as long as the first one lives.
-shared=$box/shared
-: >"$work/first"
-"$PROGRAM" "${SIZES[@]}" -v 0 -s 0 -n 50 -nk 0 -x 1000000 -o "$shared" </dev/null >"$work/first" 2>&1 &
-pid=$!
-until [ -d "$shared/ckpt/00000050" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
-for flags in '-y 0' '-y 1' '--overwrite 1'; do
-    run "${SIZES[@]}" -v 0 -s 0 -n 1 -x 1000000 -o "$shared" $flags
-    verdict "output: in use by another process, $flags" "$(ended_with_error 2 "$shared: another process")"
-done
-run -y 1 --evaluate 1 -m 1 -o "$shared"
-verdict 'output: in use by another process, --evaluate 1' "$(ended_with 0)"
-kill -KILL $pid
-{ wait $pid; } 2>/dev/null
-accepted 'output: free again after SIGKILL' -y 1 --stop-after 50 -o "$shared"
-
 # A failed save: one error at the end; the previous checkpoint remains, and no partial one.
 failed_to_save() { # NAME OUT PATTERN
     local why
@@ -280,12 +253,6 @@ failed_to_save() { # NAME OUT PATTERN
     find "$2" -name '*.tmp' | grep -q . && why=${why:-'a .tmp was left'}
     verdict "$1" "$why"
 }
-accepted 'a run to resume' "${TINY[@]}" -x 4 --stop-after 2 -o "$box/limit"
-(trap '' XFSZ; ulimit -f 40; "$PROGRAM" -y 1 -o "$box/limit" </dev/null >"$work/stdout" 2>"$work/stderr")
-status=$?
-failed_to_save 'write failure (ulimit -f)' "$box/limit" '00000004|limit'
-accepted 'write failure: resumed after making room' -y 1 -o "$box/limit"
-
 mkdir "$work/small"
 if [ "$(id -u)" -eq 0 ] && mount -t tmpfs -o size=360k none "$work/small" 2>/dev/null; then
     mounted=$work/small

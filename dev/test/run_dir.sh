@@ -105,6 +105,8 @@ start '^step *3/' "${ENDLESS[@]}" -n 0 -o "$work/out"
 kill -STOP $pid
 run "${MODEL[@]}" -x 2 -v 0 -o "$work/out"
 why=$(ended_with_error 2 "$work/out: another process is training there")
+run "${MODEL[@]}" -x 2 -v 0 -o "$work/out" --overwrite 1
+why=${why:-$(ended_with_error 2 "$work/out: another process is training there")}
 kill -CONT $pid
 kill -TERM $pid
 join
