@@ -2,14 +2,11 @@
 # Data from the net, on stand-ins for it: data sets in directories and on a server of this machine that speaks as much of the
 # hub's language as reading takes (dev/test/net_server.py), files on the same server. And long preparations that are killed.
 #
-#     bash dev/test/net_data.sh [TINYSHAKESPEARE.txt GPT2_BPE_FOLDER]
+#     bash dev/test/net_data.sh
 #
-# Without arguments both are looked for in LLMC_TEST_DATA (docs/testing.md). PYTHON names the interpreter (default
-# python3), which needs `tokenizers` and, for what concerns data sets, `datasets`.
+# PYTHON names the interpreter (default python3), which needs `tokenizers` and, for what concerns data sets, `datasets`.
 set -u
 python=${PYTHON:-python3}
-data=${LLMC_TEST_DATA:-}
-text=${1:-$data/tinyshakespeare/input.txt} vocab=${2:-$data/gpt2-bpe}
 passed=0 failed=0 skipped=0 server=
 work=$(mktemp -d)
 cleanup() { [ -z "$server" ] || kill "$server"; rm -rf "$work"; }
@@ -171,52 +168,6 @@ status=$? why=
 gpt2 "${long[@]}" || why="${why:-does not continue: $(said)}"
 verdict "a worker that is killed" "${why:-$(differ "$work/stopped" "$work/gpt2")}"
 
-# Moments that no kill from outside meets for certain. The parent is stopped until the worker that answers is gone; the rest
-# of a half answer never comes.
-timeout -s KILL 60 "$python" - >"$work/moments" 2>&1 <<'END'
-import os, signal, subprocess, sys
-sys.path.insert(0, "dev/data")
-from documents import Unreachable
-from work import encode_all
-
-signal.signal(signal.SIGTERM, signal.default_int_handler)  # as in a preparation
-
-def run(name, encode=len):
-    try:
-        for result, mark in encode_all(2, ((name * (mark == 3), mark) for mark in range(20)), encode, int, ()):
-            pass
-    except Unreachable as e:
-        print(f"{name}: {e}", flush=True)
-
-def stop_parent(batch):
-    if not batch:
-        return 0
-    command = "sleep 1; kill -KILL $0; sleep 0.3; kill -CONT $1"
-    subprocess.Popen(["sh", "-c", command, str(os.getpid()), str(os.getppid())])
-    os.kill(os.getppid(), signal.SIGSTOP)
-    return bytes(50 << 20)  # more than any pipe holds
-
-class Unreadable(str):
-    def __mul__(self, times):
-        return Unreadable(self) if times else ""
-    def __reduce__(self):
-        return exec, ("raise MemoryError",)
-
-run("answers", stop_parent)
-run(Unreadable("receives"))
-os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
-run("begins")
-END
-echo "moments: exit status $?" >>"$work/moments"
-moment() { # NAME PATTERN: of a line that is there once
-    verdict "$1" "$([ "$(grep -Ec "$2" "$work/moments")" -eq 1 ] || tail -n 3 "$work/moments")"
-}
-moment "a worker that is killed while it answers" '^answers: a worker process was killed'
-moment "a worker that fails as it receives" '^receives: a worker process failed, with the error above$'
-moment "a worker that is told to end as it begins" '^begins: a worker process was killed'
-moment "none of them hangs" '^moments: exit status 0$'
-verdict "an interrupt is the parent's alone" "$(grep KeyboardInterrupt "$work/moments")"
-
 # The first tokens only: as many as were asked for, the same as of all; whole documents for BERT.
 tokens() { cat "$@" | wc -c; }
 head_of() { for f in "$@"; do tail -c +1025 "$f"; done; }
@@ -310,10 +261,9 @@ def edit(path, change):
 
 why = make("gpt2", work + "/three", 3)
 verdict("three parts", why)
-make("gpt2", work + "/two", 2), make("gpt2", work + "/limited_three", 3, "--limit-tokens", "9000")
+make("gpt2", work + "/limited_three", 3, "--limit-tokens", "9000")
 refused("a part is missing", "part 2 of 3: not in", lambda p: shutil.rmtree(p + "/2-of-3"))
 refused("a part is there twice", "part 3/3: is there twice", lambda p: shutil.copytree(p + "/3-of-3", p + "/copy"))
-refused("a part of another number", "part 1/2: the others are of 3 parts", lambda p: shutil.copytree(work + "/two/parts/1-of-2", p + "/1-of-2"))
 refused("a part of another preparation", "part 2/3: is of another preparation, with another --limit-tokens",
         lambda p: (shutil.rmtree(p + "/2-of-3"), shutil.copytree(work + "/limited_three/parts/2-of-3", p + "/2-of-3")))
 refused("a part is not finished", "part 2/3: is not finished", lambda p: edit(p + "/2-of-3/state.json", lambda s: s.update(complete=False)))
@@ -323,11 +273,6 @@ refused("no parts", "holds no parts to join", lambda p: [shutil.rmtree(f"{p}/{k}
 for text in "0/3", "4/3", "a/b":
     got = prepare("bert", work + "/none", f"--part={text}")
     verdict(f"--part {text}", "" if "from 1 to N" in got and not os.path.exists(work + "/none") else got or "accepted")
-for flag in (["--part", "1/2"], ["--join"]):
-    got = prepare("gpt2", work + "/none", "--train-vocab", "300", *flag)
-    KINDS["own"] = prepare_gpt2.parse, prepare_gpt2.main, ["--train-vocab", "300"]
-    got = prepare("own", work + "/none", *flag)
-    verdict(f"{flag[0]} with --train-vocab", "" if "make the vocabulary first" in got else got or "accepted")
 verdict("--part with --join", "" if "not allowed with" in prepare("gpt2", work + "/none", "--part", "1/2", "--join") else "accepted")
 print("end", flush=True)
 END_OF_PARTS
@@ -338,10 +283,6 @@ while IFS= read -r line; do
     esac
 done <"$work/parts.log"
 [ "$(tail -n 1 "$work/parts.log")" = end ] || fail parts "$(tail -n 2 "$work/parts.log")"
-gpt2 --local "${mine[@]}" --text-key body --out "$work/part_of_two" --part 1/2
-state_in=parts/1-of-2 survives "a part" "$work/killed_part" "$work/part_of_two" "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 \
-    --local "${mine[@]}" --text-key body --out "$work/killed_part" --part 1/2 --processes 2
-
 # ----------------------------------------------------------------------------------------------------------
 # Files by their address
 
@@ -367,29 +308,9 @@ rm "$work/srv/cut"
 # What was fetched and is refused does not stay: the same command fetches it anew.
 : >"$work/srv/files/moved.txt"
 refused "an empty file" 2 'no text in the input' gpt2 --url "$address/moved.txt"
-{ seq 600000; printf '\xff\xfe'; } >"$work/srv/files/moved.txt"
-refused "a file that is not text" 2 'is not UTF-8 text' gpt2 --url "$address/moved.txt"
 seq 3000 >"$work/srv/files/moved.txt"
 gpt2 --url "$address/moved.txt" --out "$work/refused"
 verdict "the same address once it has text" "$([ $? -eq 0 ] || said)"
-
-# The one that is known by name, whose address alone is another here.
-by_name() { # SCRIPT ARGUMENTS...: the script with the address of tinyshakespeare on this machine
-    local script=$1
-    shift
-    "$python" -c 'import runpy, sys
-sys.path.insert(0, "dev/data"); import net
-net.FILES["tinyshakespeare"] = (sys.argv[1] + "/input.txt", net.FILES["tinyshakespeare"][1])
-sys.argv = sys.argv[2:]; runpy.run_path(sys.argv[0], run_name="__main__")' "$address" "dev/data/$script" "$@" >"$work/stdout" 2>"$work/stderr"
-}
-if [ -f "$text" ] && [ -d "$vocab" ]; then
-    cp "$text" "$work/srv/files/input.txt"
-    by_name prepare_gpt2.py --dataset tinyshakespeare --vocab "$vocab" --out "$work/shakespeare"
-    count() { echo $((($(cat "$work"/shakespeare/$1_*.bin | wc -c) - 1024) / 2)); }
-    verdict "tinyshakespeare: 305260 and 32768 tokens" "$([ "$(count train)/$(count val)" = 305260/32768 ] || said)"
-        head -c 1000000 "$text" >"$work/srv/files/input.txt"
-    refused "another tinyshakespeare" 2 'not 86c4e6aa' by_name prepare_gpt2.py --dataset tinyshakespeare --vocab "$vocab"
-else skip tinyshakespeare "set LLMC_TEST_DATA to a folder with tinyshakespeare and gpt2-bpe (docs/testing.md)"; fi
 
 # ----------------------------------------------------------------------------------------------------------
 # Data sets
@@ -441,17 +362,6 @@ refused "no such column" 2 "no column 'story'; there are id, text" gpt2 --datase
 refused "no such split" 2 "cannot be opened" gpt2 --dataset "$parquet::test"
 refused "a column of numbers" 2 "'id' of document 1 is not a string" gpt2 --dataset "$parquet:::id"
 
-# A part that cannot be read: what is before it stays, and the run goes on when it is there again.
-broken=$parquet/data/train-00003-of-00005.parquet
-cp "$broken" "$work/whole.parquet"
-head -c 5000 "$work/whole.parquet" >"$broken"
-gpt2 --dataset "$parquet" --out "$work/broken"
-status=$? why=
-[ $status -eq 1 ] && grep -Eq '^error: .*reading ended after [0-9]+ documents: .*; .* the same command continues' "$work/stderr" || why="exit status $status: $(said)"
-cp "$work/whole.parquet" "$broken"
-gpt2 --dataset "$parquet" --out "$work/broken" && grep -q 'continuing from there' "$work/stdout" || why="${why:-does not continue: $(said)}"
-verdict "a part that cannot be read" "${why:-$(differ "$work/broken" "$work/gpt2")}"
-
 # By name, from a hub. A data set that changes between two parts of a preparation is read as it was.
 export HF_ENDPOINT=$address
 gpt2 --dataset tinystories --out "$work/stories" || fail "a data set of the hub" "$(said)"
@@ -464,6 +374,4 @@ bert "${long[@]}" || fail "a data set that changes" "$(said)"
 same "a data set of the hub, BERT, killed" "$work/hub_bert" "$work/bert"
 verdict "it is read as it was" "$(grep resolve "$work/srv/requests" | grep -v '/resolve/0123456789abcdef' | head -n 1; grep -q '/resolve/0123' "$work/srv/requests" || echo 'not read')"
 refused "no such data set" 2 'cannot be opened: .*Not Found' gpt2 --dataset nobody/nothing
-export HF_ENDPOINT=http://127.0.0.1:1
-refused "a hub that does not answer" 1 'cannot be opened' gpt2 --dataset fineweb-edu
 finish
