@@ -51,11 +51,6 @@ mkdir -p "$work/hidden/start" && cp "$work"/straight/{*.json,*.txt,model.safeten
 run -e "$work/hidden/start//" -x 1 -v 0 -s 0 -n 0 -o "$work/slashes"
 verdict 'a card: no path of a directory that ends with /' "$(ended_with 0)$(has '^- --model `start`$' "$work/slashes/README.md")$(grep -F hidden "$work/slashes/README.md")"
 
-mkdir "$work/first_names" && cp "$work"/straight/{config.json,model.safetensors} "$work/first_names"
-cp "$work/straight/vocab.json" "$work/first_names/encoder.json" && cp "$work/straight/merges.txt" "$work/first_names/vocab.bpe"
-run -e "$work/first_names" -x 1 -v 0 -s 0 -n 0 -o "$work/old"
-verdict 'a card: no tokenizer that transformers cannot load' "$(ended_with 0)$(has '^from transformers import GPT2LMHeadModel$' "$work/old/README.md")$(grep tokenizer "$work/old/README.md")"
-
 # Two ranks; no validation; the average of the weights, which has results of its own.
 verdict 'a card without -v: no validation data' "$(grep 'validation' "$work/slashes/README.md")"
 AVERAGE=("${BASE[@]}" -d 64 -x 10 -v 5 -m 2 -n 0 --ema 0.9)
@@ -108,9 +103,7 @@ verdict "a user's README.md stays in a new run" "$(ended_with 0)$(has '^My notes
 own "a user's README.md stays in a resumed run" 4
 sed '/<!--/d' "$card" >"$work/kept/README.md"
 own 'a card without the line that marks it stays' 6
-rm "$work/kept/README.md" && mkdir "$work/kept/README.md"
-verdict 'a directory README.md stays' "$(run -y 1 -o "$work/kept" --stop-after 8; ended_with 0; [ -d "$work/kept/README.md" ] || echo 'it is gone')"
-rmdir "$work/kept/README.md" && cp "$card" "$work/kept/README.md"
+cp "$card" "$work/kept/README.md"
 run -y 1 -o "$work/kept" --stop-after 10
 verdict 'a card is replaced by the next one' "$(ended_with 0)$(has '^After step 10 of 20 ' "$work/kept/README.md")"
 
@@ -150,7 +143,7 @@ from_hub '-e hub:, a commit' hub:me/home@1111
 cached "$work/xdg/huggingface/hub" me/xdg 2222
 XDG_CACHE_HOME=$work/xdg from_hub '-e hub:, XDG_CACHE_HOME' hub:me/xdg
 cached "$work/home/hf/hub" one 3333
-HF_HOME='~/hf' XDG_CACHE_HOME=$work/xdg from_hub '-e hub:, HF_HOME, ~, a name without organization' hub:one
+HF_HOME='~/hf' XDG_CACHE_HOME=$work/xdg from_hub '-e hub:, HF_HOME, a name without organization' hub:one
 cached "$work/cache" me/cache 4444
 export HF_HUB_CACHE=$work/cache
 HF_HOME=$work/hf from_hub '-e hub:, HF_HUB_CACHE' hub:me/cache
@@ -203,7 +196,6 @@ export HF_ENDPOINT
 requests() { grep -c "$1" "$work/server/.requests"; }
 
 script_refused 'upload: no token' 'refuses your token, or there is none: hf auth login, or set HF_TOKEN$' upload "$work/straight" me/model
-HF_TOKEN=other script_refused 'upload: a wrong token' 'refuses your token' upload "$work/straight" me/model
 export HF_TOKEN=local
 # Interrupted after the weights have arrived: they are not sent again.
 echo 'POST .*/commit/' >"$work/server/.fail"
