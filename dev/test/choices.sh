@@ -68,19 +68,12 @@ prepared '65,537 examples' lambada "$work/many.jsonl" --out "$work/many.bin"
     [ "$(words "$work/many.bin" | grep -o '65535 [0-9]* [0-9]* ' | tail -n 1)" = '65535 20 0 ' ] || fail '65,537 examples' 'the last number is not 0'
 
 prepare_refused 'no such label'      'line 2: its label is .4.'           hellaswag 'a\n4\nb\nc\nd\ne\n'
-prepare_refused 'no label'           'line 1: its label is .None.'        hellaswag '{"ctx": "a", "endings": ["b"]}\n'
-prepare_refused 'five lines'         'last example has 5 lines'           hellaswag 'a\n1\nb\nc\nd\n'
 prepare_refused 'nothing'            'no examples in it'                  hellaswag ''
 prepare_refused 'no JSON'            'line 1 is not JSON'                 hellaswag '{"ctx": \n'
 prepare_refused 'no endings'         "'endings' are not a list"           hellaswag '{"ctx": "a", "endings": [], "label": 0}\n'
-prepare_refused 'no context'         "its 'ctx' is not a string"          hellaswag '{"endings": ["b"], "label": 0}\n'
-prepare_refused 'not UTF-8'          'is not UTF-8 text'                  hellaswag 'a\xff\n1\nb\nc\nd\ne\n'
 prepare_refused 'lm-eval, no letter' 'example 0: its texts'           hellaswag '{"activity_label": "X", "ctx_a": "a", "ctx_b": "b", "endings": ["c", "[d]"], "label": 0}\n' --lm-eval
 prepare_refused 'six lines, lm-eval' 'needs the fields of a .jsonl'       hellaswag 'a\n1\nb\nc\nd\ne\n' --lm-eval
 prepare_refused 'one word'           'has no two words'                   lambada   '{"text": "word"}\n'
-prepare_refused 'another key'        "its 'txt' is not a string"          lambada   '{"text": "a b"}\n' --text-key txt
-prepare_refused '--limit 0'          '--limit'                            lambada   '{"text": "a b"}\n' --limit 0
-
 # ---------------------------------------------------------------------------------------------------------
 # The trainer: a text's next words against those of another place, and clozes
 

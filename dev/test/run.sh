@@ -187,7 +187,7 @@ command -v nvidia-smi >/dev/null || skip gpu "this machine has no NVIDIA GPU"
 
 wait
 ls "$logs"/*.totals >/dev/null 2>&1 || { echo "no test's name begins with ONLY=$ONLY" >&2; exit 2; }
-echo "slowest: $(cat "$logs"/*.totals | sort -k 4,4nr | head -n 5 | awk '{ printf "%s%s %d s", NR > 1 ? ", " : "", $5, $4 }')"
+echo "slowest: $(cat "$logs"/*.totals | sort -k 4,4nr | head -n 5 | awk '{ printf("%s%s %d s", (NR > 1 ? ", " : ""), $5, $4) }')"
 read -r passed failed more <<<"$(cat "$logs"/*.totals | awk '{ p += $1; f += $2; s += $3 } END { print p, f, s }')"
 skipped=$((skipped + more))
 if [ "$skipped" -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"

@@ -96,6 +96,10 @@ class Runs:
         if self.is_sanitized:
             options = f"suppressions={ROOT}/dev/test/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
             self.environment["LSAN_OPTIONS"] = options
+        self.most_ranks = 1 << 30
+        if self.program.endswith("cu"):  # a rank has a GPU of its own
+            found = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True) if shutil.which("nvidia-smi") else None
+            self.most_ranks = found.stdout.count("GPU ") if found else 0
         linked = subprocess.run(["ldd", self.program], stdout=subprocess.PIPE, text=True).stdout
         self.no_ranks = "" if shutil.which("mpirun") and "libmpi" in linked else "mpirun was not found, or this build has no MPI"
 
@@ -115,8 +119,9 @@ class Runs:
                 missing = "" if program else "the late build is missing"
         start = []
         if "ranks" in words:
-            start = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", words[words.index("ranks") - 1]]
-            missing = missing or self.no_ranks
+            ranks = words[words.index("ranks") - 1]
+            start = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", ranks]
+            missing = missing or self.no_ranks or ("" if int(ranks) <= self.most_ranks else f"mpirun: fewer than {ranks} GPUs")
         return start + [program] + shlex.split(flags), missing
 
     def start(self, words, folder, limit=LIMIT):

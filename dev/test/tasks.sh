@@ -108,24 +108,8 @@ for step in 1 2 3; do
 done
 verdict 'classify: two micro-batches' "$why"
 
-# File formats with the same content.
+# Pairs of texts; dev/test/examples.c has the forms of files.
 FORM=("${CLASSIFY[@]}" --labels 3 -b 16 -v 0)
-run "${FORM[@]}" -i "$d/train.tsv" -x 4 -o "$box/plain"
-same() { # NAME FILE
-    run "${FORM[@]}" -i "$2" -x 4 -o "$box/form" --overwrite 1
-    local why
-    why=$(ended_with 0)
-    cmp -s "$box/form/model.safetensors" "$box/plain/model.safetensors" || why=${why:-'another model'}
-    verdict "form: $1" "$why"
-}
-{ echo $'index\tsentence\tlabel\tnote'; awk -F '\t' '{ print NR "\t" $2 "\t" $1 "\tx" }' "$d/train.tsv"; } >"$d/header.tsv"
-same 'a header' "$d/header.tsv"
-sed 's/$/\r/; 5s/$/\n/' "$d/train.tsv" >"$d/crlf.tsv"
-same 'CRLF, an empty line' "$d/crlf.tsv"
-printf %s "$(cat "$d/train.tsv")" >"$d/no-newline.tsv"
-same 'no newline at the end' "$d/no-newline.tsv"
-sed 's/^low/0/; s/^middle/1/; s/^top/2/' "$d/train.tsv" >"$d/numbers.tsv"
-same 'numbers' "$d/numbers.tsv"
 awk -F '\t' '{ print $1 "\t" $2 "\tzzz" }' "$d/train.tsv" >"$d/pairs.tsv"
 accepted 'form: pairs' "${FORM[@]}" -i "$d/pairs.tsv" -x 2 -o ''
 awk -F '\t' '{ print $1 "\t" $2 $2 $2 $2 $2 "\t" $2 $2 $2 $2 }' "$d/train.tsv" >"$d/long.tsv"
