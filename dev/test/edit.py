@@ -9,7 +9,7 @@ drop TENSOR              leave it out                              prefix TEXT  
 save_model TENSOR NEW    TENSOR under the name NEW, as save_model() of safetensors.torch stores two tied tensors
 shard                    model.safetensors in two files with an index
 key FILE KEY JSON        a key of a JSON file                      seal [CHECKPOINT] make the manifest fit the files
-sub FILE OLD NEW         replace a pattern, once                   put FILE TEXT     write a file; \\n, \\t, \\xNN are bytes
+sub FILE OLD NEW         replace a pattern, once                   put FILE TEXT     write a file; escapes are bytes
 cut FILE N               keep N bytes; without the last -N         append FILE TEXT
 int FILE PLACE VALUE     an int32                                  flip FILE PLACE   a bit of a byte
 move FILE NEW            copy-file FILE NEW                        gone FILE         a directory too
@@ -33,7 +33,8 @@ def load(path):
     n = 8 + struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:n])
     header.pop("__metadata__", None)
-    return {k: (v["dtype"], v["shape"], data[n + v["data_offsets"][0] : n + v["data_offsets"][1]]) for k, v in header.items()}
+    part = lambda entry: data[n + entry["data_offsets"][0] : n + entry["data_offsets"][1]]
+    return {name: (entry["dtype"], entry["shape"], part(entry)) for name, entry in header.items()}
 
 
 def save(path, tensors, **aliases):

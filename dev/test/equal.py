@@ -3,15 +3,15 @@
 
     dev/test/equal.py TRAINER [GROUP [ROW]]        from the repository's root, for example ./train_gpt2 resume
 
-A row is a line "NAME: HOW" and below it, indented, two or more runs (their form: dev/test/runs.py). Each is compared with
-the first one, and is a case of its own. Behind a run, "-> PATTERN" is what its output or its log must contain. HOW:
+A row is a line "NAME: HOW" and below it, indented, two or more runs (their form: dev/test/runs.py). Each is compared
+with the first one, and is a case of its own. Behind a run, "-> PATTERN" is what its output or log must contain. HOW:
 
-    bits [WHAT...]            WHAT are the same bytes (default: weights state log)
-    near TOLERANCE WHAT...    numbers differ by at most TOLERANCE against max(1, |first run's|), for the reason beside it
-    other WHAT...             WHAT differ: without that, rows of "bits" would prove nothing
+    bits [WHAT...]           WHAT are the same bytes (default: weights state log)
+    near TOLERANCE WHAT...   numbers differ by at most TOLERANCE against max(1, |first run's|), for the reason beside it
+    other WHAT...            WHAT differ: without that, rows of "bits" would prove nothing
 
-WHAT: weights (OUT's model), state (all that the newest checkpoint has of tensors), log (log.jsonl without times and scales),
-a key of log.jsonl such as val_loss, scales (of the loss), fp8 (scales and largest elements), average (OUT/ema), card
+WHAT: weights (OUT's model), state (all tensors of the newest checkpoint), log (log.jsonl without times and scales), a
+key of log.jsonl such as val_loss, scales (of the loss), fp8 (scales and largest elements), average (OUT/ema), card
 (README.md), hashes (of the weights, when checkpoints are written). "make NAME = RUNS" makes a model that rows may name.
 
 Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
@@ -41,7 +41,7 @@ def put_files(runs):
     put_shard(at("all.bin"), first[:65])
     put_shard(at("ones.bin"), first[:65], [1] * 72)
     put_shard(at("some.bin"), first[:65], [i < 21 for i in range(65)])  # two of four sequences have no target
-    # Four documents of 10 to 18 tokens in three sentences, so that micro-batches differ in their numbers of masked tokens.
+    # Four documents of 10 to 18 tokens in three sentences: micro-batches differ in their numbers of masked tokens.
     head = [20261121, 1, 60, 12, 4, 261, 256, 257, 258, 259, 260]
     ends = [0, 3, 6, 10, 15, 20, 24, 30, 36, 42, 48, 54, 60, 0, 3, 6, 9, 12, 0, 0, 0, 0] + 4 * [2**32 - 1] + [0]
     with open(at("lengths.bin"), "wb") as f:
@@ -76,7 +76,8 @@ def lines(folder):
 def text_of(folder, what):
     """A thing of a run that is lines of text."""
     if what == "log":
-        return [TIMES.sub("", line) for line in lines(folder) if line.startswith('{"step"') and "checkpoint_ms" not in line]
+        kept = [line for line in lines(folder) if line.startswith('{"step"') and "checkpoint_ms" not in line]
+        return [TIMES.sub("", line) for line in kept]
     if what == "fp8":
         with open(os.path.join(newest(folder), "trainer.json"), encoding="utf-8") as f:
             return re.findall(r'"fp8": "[0-9a-f]+"', f.read())
@@ -96,6 +97,10 @@ def tensors_of(folder, what):
     return tensors(os.path.join(folder, "out", *(["ema"] if what == "average" else []), "model.safetensors"))
 
 
+def is_far(x, y, tolerance):
+    return not abs(x - y) <= tolerance * max(1, abs(x))
+
+
 def difference(first, second, what, tolerance):
     """Where WHAT of two folders differs, with both values, or nothing; a tolerance of None asks for the same bits."""
     if what not in ("weights", "state", "average"):
@@ -103,7 +108,7 @@ def difference(first, second, what, tolerance):
         if not a or len(a) != len(b):
             return f"{what}: {len(a)} lines against {len(b)}"
         for i, (x, y) in enumerate(zip(a, b)):
-            if x != y and (tolerance is None or not abs(float(x) - float(y)) <= tolerance * max(1, abs(float(x)))):
+            if x != y and (tolerance is None or is_far(float(x), float(y), tolerance)):
                 at = max(0, next((k for k in range(len(x)) if x[: k + 1] != y[: k + 1]), 0) - 20)
                 return f"{what}, line {i + 1}, from character {at + 1}: {x[at : at + 80]} against {y[at : at + 80]}"
         return ""
@@ -114,22 +119,26 @@ def difference(first, second, what, tolerance):
         if a[name] == b[name]:
             continue
         x, y = numbers(a[name]), numbers(b[name])
-        for i in range(max(len(x), len(y))):
-            if len(x) != len(y) or x[i] != y[i] and (tolerance is None or not abs(x[i] - y[i]) <= tolerance * max(1, abs(x[i]))):
-                return f"{what}, {name}[{i}]: {x[i]} against {y[i]}" if len(x) == len(y) else f"{name}: another size"
+        if len(x) != len(y):
+            return f"{what}, {name}: {len(x)} elements against {len(y)}"
+        for i in range(len(x)):
+            if x[i] != y[i] and (tolerance is None or is_far(x[i], y[i], tolerance)):
+                return f"{what}, {name}[{i}]: {x[i]} against {y[i]}"
     return ""
 
 
 def untidy(folder):
     """What a run must not leave, or nothing."""
-    left = [name for _, _, names in os.walk(os.path.join(folder, "out")) for name in names if name.endswith(".tmp")]
-    at = newest(folder)
-    shown = not at or difference(folder, folder, "weights", None) == "" and tensors_of(folder, "weights") == tensors(at + "/model.safetensors")
-    vocabulary = lambda at: {n for n in os.listdir(at) if n.startswith(("vocab", "merges", "token"))}
-    out = os.path.join(folder, "out")
+    out, at = os.path.join(folder, "out"), newest(folder)
+    left = [name for _, _, names in os.walk(out) for name in names if name.endswith(".tmp")]
+    if left:
+        return f"left behind: {left[0]}"
+    if at and tensors_of(folder, "weights") != tensors(at + "/model.safetensors"):
+        return "OUT does not show the newest model"
+    vocabulary = lambda place: {n for n in os.listdir(place) if n.startswith(("vocab", "merges", "token"))}
     if os.path.isdir(out + "/ema") and vocabulary(out) != vocabulary(out + "/ema"):
         return "the average of the weights has another tokenizer than the model"
-    return f"left behind: {left[0]}" if left else "" if shown else "OUT does not show the newest model"
+    return ""
 
 
 def judge(runs, how, first, run, pattern):

@@ -3,14 +3,14 @@
 
     dev/test/refuse.py TRAINER [GROUP [CASE]]      from the repository's root, for example ./train_gpt2 flags
 
-A row is "FLAGS | STATUS PATTERN [| SOURCE: EDIT; EDIT]" (the form of FLAGS: dev/test/runs.py). The program must end with
-STATUS and with one line on stderr, "error: ...", that matches PATTERN, and create or change no file. STATUS 0: it must run.
-With a third field the rows' `changed` is a copy of SOURCE with these edits (dev/test/edit.py). A PATTERN of "same" stands for
-that of the row before. "make NAME = RUNS" makes a model, or a run to resume, that rows may name.
+A row is "FLAGS | STATUS PATTERN [| SOURCE: EDIT; EDIT]" (the form of FLAGS: dev/test/runs.py). The program must end
+with STATUS and with one line on stderr, "error: ...", that matches PATTERN, and create or change no file. STATUS 0: it must
+run. With a third field the row's `changed` is a copy of SOURCE with these edits (dev/test/edit.py). A PATTERN of "same"
+stands for that of the row before. "make NAME = RUNS" makes a model, or a run to resume, that rows may name.
 
-Of each flag of each program, the group `generated` has these: no value, the flag given twice, no number or choice, below its
-least value, above its most, hexadecimal, empty. Ends with `N passed, N failed, N skipped`; exit
-status 1 if one failed.
+Of each flag of each program, the group `generated` has these: no value, given twice, no number or choice, below
+its least value, above its most, hexadecimal, empty. Ends with `N passed, N failed, N skipped`; exit status 1 if one
+failed.
 """
 
 import os
@@ -26,7 +26,7 @@ from runs import PROGRAMS, Cases, Runs, put_shard, read_table  # noqa: E402
 
 
 def listing(folder, status):
-    """All that is in a folder, and when it was changed. A run that has begun (STATUS 3) may leave what it was to write, new*."""
+    """All that is in a folder, and when it was changed. A run that has begun (STATUS 3) may leave its output, new*."""
     found = {}
     for at, folders, names in os.walk(folder):
         for name in folders + names:
@@ -34,7 +34,7 @@ def listing(folder, status):
             if status == 3 and os.path.relpath(path, folder).startswith("new"):
                 continue
             state = os.lstat(path)
-            found[path] = (state.st_mode, state.st_size, state.st_mtime_ns, state.st_ino) if name in names else state.st_mode
+            found[path] = (state.st_mode, state.st_size, state.st_mtime_ns) if name in names else state.st_mode
     return found
 
 
@@ -136,9 +136,9 @@ def put_files(runs):
         shutil.copy(at("data/builtin/bert/" + name), at("texts"))
     with open(at("texts/train.tsv"), "w") as f:
         f.writelines(f"{'low middle top'.split()[i % 3]}\ttext {i}\n" for i in range(24))
-    asked = '{"data": [{"paragraphs": [{"context": "abc def", "qas": [{"id": "1", "question": "which?", "answers": [%s]}]}]}]}'
+    asked = '{"id": "1", "question": "which?", "answers": [{"text": "def", "answer_start": 4}]}'
     with open(at("texts/train.json"), "w") as f:
-        f.write(asked % '{"text": "def", "answer_start": 4}')
+        f.write('{"data": [{"paragraphs": [{"context": "abc def", "qas": [%s]}]}]}' % asked)
     with open(at("texts/lines"), "w") as f:
         f.write("abc\n\nabcdefghijklmnopqrstuvw")
     with open(at("set.bin"), "wb") as f:  # "a", then " b", " cd", " e" or " f"

@@ -1,12 +1,13 @@
-"""What equal.py and refuse.py share: their tables' form, runs that are made once, files that rows name, the count of cases.
+"""What equal.py and refuse.py share: the form of tables, runs that are made once, files that rows name, counted cases.
 
 A table is read line by line. "#" begins a comment, "let NAME = TEXT" names text that later lines write as $NAME,
-"group NAME" begins the rows that `ONLY=NAME` chooses, and lines behind "only gpt2" or "only bert"
-are for that trainer, up to "only both" or the next group.
+"group NAME" begins the rows that are run alone on request, and lines behind "only gpt2" or "only bert" are for that
+trainer, up to "only both" or the next group.
 
-A run is flags, as on a command line, without -o. Words in brackets before them say what runs: "use" or "tune" the program
-that uses models or that fine-tunes, "late" the build whose collectives are late, "N ranks" several processes, "again" a run
-of its own though the flags are those of another. Runs with ";" between them take place in one folder, one after the other.
+A run is flags, as on a command line, without -o. Words in brackets before them say what runs: "use" or "tune" the
+program that uses models or that fine-tunes, "late" the build whose collectives are late, "N ranks" several processes,
+"again" a run of its own though the flags are those of another. Runs with ";" between them take place in one folder, one
+after the other.
 """
 
 import array
@@ -63,6 +64,11 @@ def read_table(name, trainer):
                 yield group, line.strip(), text
 
 
+def output_of(*command):
+    found = shutil.which(command[0])
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout if found else ""
+
+
 class Result:
     def __init__(self, status, stdout, stderr):
         self.status, self.stdout, self.stderr = status, stdout, stderr
@@ -73,7 +79,8 @@ class Result:
         if found:
             return f"sanitizer: {found[0]}"
         if self.status != status:
-            return f"exit status {self.status} where {status} is promised; stderr: {' '.join(self.stderr.split(chr(10))[-4:])}"
+            last = " ".join(self.stderr.split("\n")[-4:])
+            return f"exit status {self.status} where {status} is promised; stderr: {last}"
         return ""
 
 
@@ -90,18 +97,18 @@ class Runs:
         self.work = tempfile.mkdtemp(prefix="runs.")
         self.files, self.folders = os.path.join(self.work, "files"), {}
         shutil.copytree(CORPUS, os.path.join(self.files, "data", "builtin"))
-        self.environment = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", LC_ALL="C",
-                                OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                                OMPI_MCA_mpi_yield_when_idle="1")  # fmt: skip
+        self.environment = dict(os.environ)
+        self.environment.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", LC_ALL="C")
+        self.environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        self.environment.update(OMPI_MCA_mpi_yield_when_idle="1")
         if self.is_sanitized:
             options = f"suppressions={ROOT}/dev/test/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
             self.environment["LSAN_OPTIONS"] = options
         self.most_ranks = 1 << 30
         if self.program.endswith("cu"):  # a rank has a GPU of its own
-            found = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True) if shutil.which("nvidia-smi") else None
-            self.most_ranks = found.stdout.count("GPU ") if found else 0
-        linked = subprocess.run(["ldd", self.program], stdout=subprocess.PIPE, text=True).stdout
-        self.no_ranks = "" if shutil.which("mpirun") and "libmpi" in linked else "mpirun was not found, or this build has no MPI"
+            self.most_ranks = output_of("nvidia-smi", "-L").count("GPU ")
+        has_mpi = shutil.which("mpirun") and "libmpi" in output_of("ldd", self.program)
+        self.no_ranks = "" if has_mpi else "mpirun was not found, or this build has no MPI"
 
     def remove(self):
         shutil.rmtree(self.work, ignore_errors=True)
@@ -115,19 +122,22 @@ class Runs:
             if word in PROGRAMS:
                 program = os.path.join(folder, name.replace(*PROGRAMS[word]))
             elif word == "late":
-                program = next((p for p in (f"{folder}/build/late/{name}", f"{folder}/late/{name}") if os.path.exists(p)), "")
+                built = [f"{folder}/build/late/{name}", f"{folder}/late/{name}"]
+                program = next(filter(os.path.exists, built), "")
                 missing = "" if program else "the late build is missing"
         start = []
         if "ranks" in words:
             ranks = words[words.index("ranks") - 1]
             start = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", ranks]
-            missing = missing or self.no_ranks or ("" if int(ranks) <= self.most_ranks else f"mpirun: fewer than {ranks} GPUs")
+            missing = missing or self.no_ranks
+            missing = missing or ("" if int(ranks) <= self.most_ranks else f"mpirun: fewer than {ranks} GPUs")
         return start + [program] + shlex.split(flags), missing
 
-    def start(self, words, folder, limit=LIMIT):
+    def start(self, words, folder):
+        pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        limit = 5 * LIMIT if self.is_sanitized else LIMIT
         try:
-            done = subprocess.run(words, cwd=folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.PIPE, timeout=5 * limit if self.is_sanitized else limit)  # fmt: skip
+            done = subprocess.run(words, cwd=folder, env=self.environment, timeout=limit, **pipes)
         except subprocess.TimeoutExpired:
             return Result(124, "", "it did not end in time")
         return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
@@ -141,7 +151,7 @@ class Runs:
         return folder
 
     def after(self, text):
-        """The folder after the runs of TEXT, which is made once, the last Result, and why it is not there, or nothing."""
+        """The folder after the runs of TEXT, made once, the last Result, and why it is not there, or nothing."""
         if text in self.folders:
             return self.folders[text]
         before, _, run = text.rpartition(";")
