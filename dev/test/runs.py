@@ -136,11 +136,18 @@ class Runs:
     def start(self, words, folder):
         pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         limit = 5 * LIMIT if self.is_sanitized else LIMIT
+        process = subprocess.Popen(words, cwd=folder, env=self.environment, **pipes)
         try:
-            done = subprocess.run(words, cwd=folder, env=self.environment, timeout=limit, **pipes)
+            out, error = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            return Result(124, "", "it did not end in time")
-        return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+            process.terminate()  # so that mpirun ends its ranks
+            try:
+                process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            return Result(124, "", f"it did not end in {limit} s")
+        return Result(process.returncode, out.decode(errors="replace"), error.decode(errors="replace"))
 
     def folder(self):
         """A new folder that shows the files that rows name."""
