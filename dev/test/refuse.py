@@ -5,8 +5,8 @@
 
 A row is "FLAGS | STATUS PATTERN [| SOURCE: EDIT; EDIT]" (the form of FLAGS: dev/test/runs.py). The program must end
 with STATUS and with one line on stderr, "error: ...", that matches PATTERN, and create or change no file. STATUS 0: it
-must run. With a third field the row's `changed` is a copy of SOURCE with these edits (dev/test/edit.py). A PATTERN of "same"
-stands for that of the row before. "make NAME = RUNS" makes a model, or a run to resume, that rows may name.
+must run. With a third field the row's `changed` is a copy of SOURCE with these edits (dev/test/edit.py). The PATTERN
+"same" stands for that of the row before. "make NAME = RUNS" makes a model, or a run to resume, that rows may name.
 
 Of each flag of each program, the group `generated` has these: no value, given twice, no number or choice, below
 its least value, above its most, hexadecimal, empty. Ends with `N passed, N failed, N skipped`; exit status 1 if one
