@@ -145,7 +145,7 @@ help:
 	@echo "make               build the programs that this machine can build, and the built-in corpus"
 	@echo "make setup         install what is missing: a C compiler if there is none, and the optional parts"
 	@echo "make quickstart    set up, build, train a small GPT-2 on stories about a small world;  make quickstart-bert: a BERT"
-	@echo "make test          set up, build, run every test that this machine can run"
+	@echo "make test          set up, build, run every test that this machine can run (ONLY=resume: those of this name)"
 	@echo "make check         seconds: every header alone, include direction, size budgets, formatting, links"
 	@echo "make read          what a plain training step runs: the files in the order to read them, their functions"
 	@echo "make ops           ops against their references;  make grad: against finite differences;  make bench: times"

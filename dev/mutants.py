@@ -45,7 +45,8 @@ SHORTEST, FACTOR, LONGEST_BUILD = 60, 10, 900  # limits in seconds; FACTOR: time
 LARGEST_LOG = 64 << 20  # bytes; a program that writes more is in a loop
 
 DATA = ["build/test_corpus/builtin/train.bin"]
-# What is built and what is run. "ops OP", "grad OP" and so on: one op of the harness.
+# What is built and what is run. "ops OP", "grad OP" and so on: one op of the harness. "equal GROUP", "refuse GROUP": a group of
+# the rows of equal.txt or refuse.txt.
 TESTS = {
     "ops": (["build/ops"], ["build/ops", "test"]),
     "grad": (["build/ops_double"], ["build/ops_double", "grad"]),
@@ -94,10 +95,14 @@ TESTS = {
     "run_dir": (["train_gpt2", "use_gpt2"] + DATA, ["bash", "dev/test/run_dir.sh", "./train_gpt2"]),
     "docs": (["train_gpt2", "use_gpt2", "train_bert", "use_bert", "finetune_bert", "build/ops", "data/builtin/bert/train.bin"], ["bash", "dev/test/docs.sh", "build"]),
     "ranks": (["train_gpt2", "use_gpt2"] + DATA, ["bash", "dev/test/ranks.sh", "./train_gpt2"]),
-    "late": (["train_gpt2", "build/late/train_gpt2"] + DATA, ["bash", "dev/test/late.sh", "./train_gpt2", "build/late/train_gpt2"]),
-    "late_bert": (["train_bert", "build/late/train_bert"] + DATA, ["bash", "dev/test/late.sh", "./train_bert", "build/late/train_bert"]),
+    "late": (["train_gpt2", "build/late/train_gpt2"] + DATA, [sys.executable, "dev/test/equal.py", "./train_gpt2", "late"]),
+    "late_bert": (["train_bert", "build/late/train_bert"] + DATA, [sys.executable, "dev/test/equal.py", "./train_bert", "late"]),
+    "equal": (["train_gpt2"] + DATA, [sys.executable, "dev/test/equal.py", "./train_gpt2"]),
+    "equal_bert": (["train_bert", "finetune_bert"] + DATA, [sys.executable, "dev/test/equal.py", "./train_bert"]),
+    "refuse": (["train_gpt2", "use_gpt2"] + DATA, [sys.executable, "dev/test/refuse.py", "./train_gpt2"]),
+    "refuse_bert": (["train_bert", "use_bert", "finetune_bert"] + DATA, [sys.executable, "dev/test/refuse.py", "./train_bert"]),
 }
-OPS = ("ops", "grad", "ops_80", "ops_90a")  # tests that take an op's name
+OPS = ("ops", "grad", "ops_80", "ops_90a", "equal", "equal_bert", "refuse", "refuse_bert")  # tests that take a name
 
 
 class ListError(Exception):
@@ -133,7 +138,7 @@ class Mutant:
         for test in self.tests:
             name, *op = test.split()
             if name not in TESTS or len(op) != (name in OPS):
-                self.fail(f"there is no test called '{test}'; there are: {', '.join(t + ' OP' * (t in OPS) for t in TESTS)}")
+                self.fail(f"there is no test called '{test}'; there are: {', '.join(t + ' NAME' * (t in OPS) for t in TESTS)}")
 
     def applied(self, root):
         """The text of the file with the fault."""

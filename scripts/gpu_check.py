@@ -274,6 +274,7 @@ ranks/speed s=d12,d48,large n=RANKS z=0,1 b=16,1000000 | @s on @n GPUs, -z @z --
 ranks/speed s=d12,d48,large n=RANKS | @s on @n GPUs: from four on 97 % of linear | | linear @s @n
 # Ranks that are killed and stopped, fewer and more ranks, fp8.
 ranks/tests m=gpt2,bert | ranks_@m | needs 4; bash dev/test/ranks.sh ./train_@mcu | totals
+ranks/equal m=gpt2,bert | ranks_equal_@m | needs 4; python3 dev/test/equal.py ./train_@mcu ranks | totals
 """
 Row = collections.namedtuple("Row", "part name command judge beside")
 counts, variables = collections.Counter(), collections.defaultdict(str)  # variables: of each part and piece

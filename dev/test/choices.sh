@@ -68,19 +68,12 @@ prepared '65,537 examples' lambada "$work/many.jsonl" --out "$work/many.bin"
     [ "$(words "$work/many.bin" | grep -o '65535 [0-9]* [0-9]* ' | tail -n 1)" = '65535 20 0 ' ] || fail '65,537 examples' 'the last number is not 0'
 
 prepare_refused 'no such label'      'line 2: its label is .4.'           hellaswag 'a\n4\nb\nc\nd\ne\n'
-prepare_refused 'no label'           'line 1: its label is .None.'        hellaswag '{"ctx": "a", "endings": ["b"]}\n'
-prepare_refused 'five lines'         'last example has 5 lines'           hellaswag 'a\n1\nb\nc\nd\n'
 prepare_refused 'nothing'            'no examples in it'                  hellaswag ''
 prepare_refused 'no JSON'            'line 1 is not JSON'                 hellaswag '{"ctx": \n'
 prepare_refused 'no endings'         "'endings' are not a list"           hellaswag '{"ctx": "a", "endings": [], "label": 0}\n'
-prepare_refused 'no context'         "its 'ctx' is not a string"          hellaswag '{"endings": ["b"], "label": 0}\n'
-prepare_refused 'not UTF-8'          'is not UTF-8 text'                  hellaswag 'a\xff\n1\nb\nc\nd\ne\n'
 prepare_refused 'lm-eval, no letter' 'example 0: its texts'           hellaswag '{"activity_label": "X", "ctx_a": "a", "ctx_b": "b", "endings": ["c", "[d]"], "label": 0}\n' --lm-eval
 prepare_refused 'six lines, lm-eval' 'needs the fields of a .jsonl'       hellaswag 'a\n1\nb\nc\nd\ne\n' --lm-eval
 prepare_refused 'one word'           'has no two words'                   lambada   '{"text": "word"}\n'
-prepare_refused 'another key'        "its 'txt' is not a string"          lambada   '{"text": "a b"}\n' --text-key txt
-prepare_refused '--limit 0'          '--limit'                            lambada   '{"text": "a b"}\n' --limit 0
-
 # ---------------------------------------------------------------------------------------------------------
 # The trainer: a text's next words against those of another place, and clozes
 
@@ -141,11 +134,5 @@ if "$python" -c 'import transformers, torch' 2>/dev/null; then
     compared 'transformers count the same choices, contexts cut' hellaswag_val 32 "$work/stdout"
 else skip 'transformers count the same' "$python has no transformers"; fi
 
-TINY=(-e L=1,C=16,NH=2,T=16 -v 0 -s 0 -n 0 -o "$box/new")
-refused '-h without sets' 2 '-h 5: needs --choices' "${TINY[@]}" -h 5
-refused 'no such set' 2 "$box/none.bin: cannot be read" "${TINY[@]}" --choices "$box/none.bin"
-refused 'data for a set' 2 'train.bin: is not a multiple-choice set: its magic number' "${TINY[@]}" --choices data/builtin/train.bin
-refused 'a set for data' 2 'is a multiple-choice evaluation set' "${TINY[@]}" -i "$work/six.bin"
-refused 'endings that do not fit' 2 'one of its endings has .* tokens, but sequences have 3 at most' "${TINY[@]}" -t 3 --choices "$work/hellaswag_val.bin"
 prepare_refused 'onto its input' 'text: exists and is not' hellaswag 'a\n0\nb\nc\nd\ne\n' --out "$work/text"
 finish

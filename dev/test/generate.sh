@@ -127,37 +127,6 @@ grep -Eqx '([0-9]+ ){20}' "$work/stdout" || why=${why:-"not 20 numbers: $(cat "$
 grep -q '^warning: .*random weights' "$work/stderr" || why=${why:-'no warning about the weights'}
 verdict 'without a tokenizer, without weights' "$why"
 
-# ---------------------------------------------------------------------------------------------------------
-# Refusals, which write nothing
-
-mkdir "$work/bare" && cp "$box/tied"/{config.json,model.safetensors} "$work/bare"
-f() { refused "flags: $1" 2 "$2" -e "$box/tied" -o "$box/new" "${@:3}"; }
-f '--generate -1'              "--generate: '-1' "                        --generate -1
-f '--samples 0'                "--samples: '0' "                          --generate 4 --samples 0
-f '--samples without texts'    '--samples 2: needs --generate'           --samples 2
-f '--generate and --evaluate'  '--generate 4 and --evaluate 1: '          --generate 4 --evaluate 1
-f '--top-p 1.5'                "--top-p: '1.5' "                          --generate 4 --top-p 1.5
-f 'no such file'               "$work/none: cannot be read"               --generate 4 --prompt "@$work/none"
-: >"$work/empty"
-f 'a directory'                "$box/tied: cannot be read: Is a directory" --generate 4 --prompt "@$box/tied"
-f 'an empty file'              "--prompt @$work/empty: is empty"          --generate 4 --prompt "@$work/empty"
-refused 'a prompt without a tokenizer' 2 '--prompt: no tokenizer .*merges.txt' -e "$work/bare" --generate 4 --prompt a
-cp "$box/tied/vocab.json" "$work/bare"
-refused 'a prompt without merges' 2 'vocab.json: neither merges.txt' -e "$work/bare" --generate 4 --prompt a
-cp "$box/tied"/*.json "$box/tied/merges.txt" "$work/bare"
-refused 'a prompt of another vocabulary' 2 '--prompt: contains token 97 of the tokenizer .* 90 tokens' -e L=1,C=16,NH=2,T=16,V=90 -i "$work/bare/x" --generate 4 --prompt a
-printf '{"decoder": {"type": "ByteLevel"}, "pre_tokenizer": {"type": "Digits"}, "model": {"vocab": %s}}' "$(cat "$work/bare/vocab.json")" >"$work/bare/tokenizer.json"
-refused 'a prompt that a run cannot encode' 2 'tokenizer.json: key "pre_tokenizer": "Digits" differs' -e "$work/bare" --generate 2 --prompt a -o "$box/new"
-# NaN weights: all of the file after its header, whose length is its first number.
-cp -r "$box/tied" "$work/nan"
-header=$((8 + $(od -An -tu8 -N8 "$box/tied/model.safetensors")))
-{ head -c $header "$box/tied/model.safetensors"; tr '\0' '\377' </dev/zero | head -c $(($(wc -c <"$box/tied/model.safetensors") - header)); } >"$work/nan/model.safetensors"
-run -e "$work/nan" --generate 4
-verdict 'weights that are NaN' "$(ended_with_error 3 'model.safetensors: tensor ".*": holds values that are not finite')"
-# Finite weights that overflow, 2^127 each.
-{ head -c $header "$box/tied/model.safetensors"; tr '\0' '\177' </dev/zero | head -c $(($(wc -c <"$box/tied/model.safetensors") - header)); } >"$work/nan/model.safetensors"
-run -e "$work/nan" --generate 4
-verdict 'logits that are NaN' "$(ended_with_error 3 '--generate: the model.s logits are not finite')"
 verdict 'nothing is written' "$([ "$before" = "$(listing "$box")" ] || echo 'files were created or changed')"
 
 # ---------------------------------------------------------------------------------------------------------

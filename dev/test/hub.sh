@@ -37,8 +37,6 @@ verdict 'a card: losses' "$(has "^\| loss of the last step \| $(logged loss)" "$
 verdict 'a card: no paths' "$(grep -F "$work" "$card")"
 run "${MODEL[@]}" --stop-after 10 -o "$work/half"
 verdict 'a card: of the checkpoint' "$(ended_with 0)$(has '^After step 10 of 20 ' "$work/half/README.md")"
-run -y 1 -o "$work/half"
-verdict 'stopped and resumed: the card of a straight run' "$(ended_with 0)$(cmp "$work/half/README.md" "$card" 2>&1)$(cmp "$work/half/ckpt/00000020/README.md" "$card" 2>&1)"
 
 # Names of files with what Markdown and HTML could take for theirs.
 mkdir "$work/odd" && cp data/builtin/train.bin "$work/odd/train\`|<b>
@@ -52,11 +50,6 @@ verdict 'a card: an odd name stays in its quotes' "$(ended_with 0)$(has '^- trai
 mkdir -p "$work/hidden/start" && cp "$work"/straight/{*.json,*.txt,model.safetensors} "$work/hidden/start"
 run -e "$work/hidden/start//" -x 1 -v 0 -s 0 -n 0 -o "$work/slashes"
 verdict 'a card: no path of a directory that ends with /' "$(ended_with 0)$(has '^- --model `start`$' "$work/slashes/README.md")$(grep -F hidden "$work/slashes/README.md")"
-
-mkdir "$work/first_names" && cp "$work"/straight/{config.json,model.safetensors} "$work/first_names"
-cp "$work/straight/vocab.json" "$work/first_names/encoder.json" && cp "$work/straight/merges.txt" "$work/first_names/vocab.bpe"
-run -e "$work/first_names" -x 1 -v 0 -s 0 -n 0 -o "$work/old"
-verdict 'a card: no tokenizer that transformers cannot load' "$(ended_with 0)$(has '^from transformers import GPT2LMHeadModel$' "$work/old/README.md")$(grep tokenizer "$work/old/README.md")"
 
 # Two ranks; no validation; the average of the weights, which has results of its own.
 verdict 'a card without -v: no validation data' "$(grep 'validation' "$work/slashes/README.md")"
@@ -93,10 +86,6 @@ else skip 'a card of two ranks' "$why"; fi
 } >"$work/exam.bin"
 run "${BASE[@]}" -x 2 -v 0 -h 1 --choices "$work/exam.bin" -o "$work/exam"
 verdict 'a card: an exam' "$(ended_with 0)$(has '^\| `exam_acc` \| [0-9.]+ \| 2 \|' "$work/exam/README.md")$(has 'exam_perplexity' "$work/exam/README.md")"
-run "${BASE[@]}" -x 4 -v 0 -h 2 --choices "$work/exam.bin" -n 1 --stop-after 3 -o "$work/later"
-run -y 1 -h 0 -o "$work/later"
-verdict 'a card: an exam before the checkpoint' "$(ended_with 0)$(has '^\| `exam_acc` \| [0-9.]+ \| 2 \|' "$work/later/README.md")"
-
 # A README of the user's own.
 own() { # NAME: OUT/README.md as it is stays during a resumed run
     local before why
@@ -114,9 +103,7 @@ verdict "a user's README.md stays in a new run" "$(ended_with 0)$(has '^My notes
 own "a user's README.md stays in a resumed run" 4
 sed '/<!--/d' "$card" >"$work/kept/README.md"
 own 'a card without the line that marks it stays' 6
-rm "$work/kept/README.md" && mkdir "$work/kept/README.md"
-verdict 'a directory README.md stays' "$(run -y 1 -o "$work/kept" --stop-after 8; ended_with 0; [ -d "$work/kept/README.md" ] || echo 'it is gone')"
-rmdir "$work/kept/README.md" && cp "$card" "$work/kept/README.md"
+cp "$card" "$work/kept/README.md"
 run -y 1 -o "$work/kept" --stop-after 10
 verdict 'a card is replaced by the next one' "$(ended_with 0)$(has '^After step 10 of 20 ' "$work/kept/README.md")"
 
@@ -156,7 +143,7 @@ from_hub '-e hub:, a commit' hub:me/home@1111
 cached "$work/xdg/huggingface/hub" me/xdg 2222
 XDG_CACHE_HOME=$work/xdg from_hub '-e hub:, XDG_CACHE_HOME' hub:me/xdg
 cached "$work/home/hf/hub" one 3333
-HF_HOME='~/hf' XDG_CACHE_HOME=$work/xdg from_hub '-e hub:, HF_HOME, ~, a name without organization' hub:one
+HF_HOME='~/hf' XDG_CACHE_HOME=$work/xdg from_hub '-e hub:, HF_HOME, a name without organization' hub:one
 cached "$work/cache" me/cache 4444
 export HF_HUB_CACHE=$work/cache
 HF_HOME=$work/hf from_hub '-e hub:, HF_HUB_CACHE' hub:me/cache
@@ -172,10 +159,6 @@ refused '-e hub:, a ref that names another directory' 2 'download.py me/cache$' 
 rm "$work/cache/models--me--cache/snapshots/4444/model.safetensors"
 printf 4444 >"$work/cache/models--me--cache/refs/main"
 refused '-e hub:, half fetched' 2 'download.py me/cache$' -e hub:me/cache -o "$box/new"
-for name in '' /a a/ a/b/c ../a a..b 'a b' a/b@ a@../b; do
-    refused "-e 'hub:$name'" 2 'is not a name on the Hub' -e "hub:$name" -o "$box/new"
-done
-
 # ---------------------------------------------------------------------------------------------------------
 # Upload and download
 
@@ -192,12 +175,9 @@ script_refused() { # NAME PATTERN SCRIPT FLAG...
 unset HF_HUB_CACHE HF_TOKEN
 export HF_HOME=$work/hub_home HF_HUB_DISABLE_XET=1 HF_HUB_DISABLE_TELEMETRY=1
 script_refused 'upload: no directory' 'none: is not a model directory' upload "$work/none" me/model
-script_refused 'upload: no weights' 'has no weights' upload "$work/edited" me/model < <(mkdir "$work/edited" && cp "$work/straight/config.json" "$work/edited")
-cp "$work/straight/model.safetensors" "$work/edited/model_old.safetensors"
-script_refused 'upload: weights of another name' 'has no weights \(model.safetensors\)' upload "$work/edited" me/model
+mkdir "$work/edited" && cp "$work/straight/config.json" "$work/edited"
+script_refused 'upload: no weights' 'has no weights' upload "$work/edited" me/model
 cp "$work/straight/model.safetensors" "$work/edited/model-00001-of-00002.safetensors"
-printf '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}' >"$work/edited/model.safetensors.index.json"
-script_refused 'upload: a file of the weights is missing' 'has no weights \(model-00002-of-00002.safetensors\)' upload "$work/edited" me/model
 echo '{"weight_map": []}' >"$work/edited/model.safetensors.index.json"
 script_refused 'upload: an index that is none' 'does not say where the weights are' upload "$work/edited" me/model
 script_refused 'upload: a name without an organization' 'is not ORGANIZATION/MODEL' upload "$work/straight" model
@@ -216,7 +196,6 @@ export HF_ENDPOINT
 requests() { grep -c "$1" "$work/server/.requests"; }
 
 script_refused 'upload: no token' 'refuses your token, or there is none: hf auth login, or set HF_TOKEN$' upload "$work/straight" me/model
-HF_TOKEN=other script_refused 'upload: a wrong token' 'refuses your token' upload "$work/straight" me/model
 export HF_TOKEN=local
 # Interrupted after the weights have arrived: they are not sent again.
 echo 'POST .*/commit/' >"$work/server/.fail"
@@ -241,9 +220,6 @@ verdict 'upload: the same bytes' "$(for file in "$work"/server/me/model/*; do cm
 script upload "$work/bert/ckpt/00000002" me/bert
 verdict 'upload: a checkpoint, without its optimizer' "$(ended_with 0; ls "$work/server/me/bert" | grep -E 'optimizer|trainer|manifest'; has BertForPreTraining "$work/server/me/bert/config.json")"
 
-script upload "$work/old" me/old
-verdict "upload: a tokenizer by GPT-2's first names" "$(ended_with 0; ls "$work"/server/me/old/{encoder.json,vocab.bpe} 2>&1 >/dev/null)"
-
 script download me/model
 verdict 'download' "$(ended_with 0; [ "$(cat "$work/stdout")" = "$(ls -d "$HF_HOME"/hub/models--me--model/snapshots/*)" ] || echo 'not the directory of the cache')"
 from_hub 'download, then -e hub:' hub:me/model
@@ -263,7 +239,6 @@ for secret in ftp tiger:p@ss; do
     HF_ENDPOINT=${HF_ENDPOINT/:\/\//:\/\/$secret@} script_refused "upload: HF_ENDPOINT with $secret@" '//\*\*\*@' upload "$work/half" me/model
     verdict "upload: $secret is not shown" "$(grep -E 'ftp|tiger|ss@' "$work/stderr")"
 done
-HF_HUB_OFFLINE=1 script_refused 'download: offline' 'cannot be reached' download me/new
 "$python" -m venv --without-pip "$work/bare" && python=$work/bare/bin/python
 script_refused 'upload: the package is missing' 'huggingface_hub is missing: pip install' upload "$work/straight" me/model
 script_refused 'download: the package is missing' 'huggingface_hub is missing: pip install' download me/model

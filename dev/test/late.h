@@ -1,7 +1,7 @@
 /* Collectives that are as late as possible: included before a trainer (make's build/late), this replaces
  * llmc/dist/collectives.h on the CPU. What the trainer hands to the collectives stays in a queue until the trainer
  * waits for it, or for something that was enqueued later. A forward pass or a checkpoint that does not wait uses the
- * parameters of the step before, and dev/test/late.sh finds that.
+ * parameters of the step before, and the group "late" of dev/test/equal.txt finds that.
  *
  * Only for runs in which all ranks make the same calls: if one rank takes a sample, or validates more batches than
  * another, it waits alone, and MPI never ends. */

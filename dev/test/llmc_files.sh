@@ -99,8 +99,6 @@ else skip 'transformers load it' "$python has no transformers"; fi
 rm -rf "$box"/*
 head -c 5000 "$work/export/model.bin" >"$box/cut.bin"
 refused 'a checkpoint that is cut' 2 "$box/cut.bin: .*truncated" -e "$box/cut.bin" -o "$box/new"
-refused 'data for a model' 2 'is not a checkpoint of llm.c: its magic number is 20240520' -e data/builtin/train.bin -o "$box/new"
-refused 'no such checkpoint' 2 "$box/none.bin: cannot be read" -e "$box/none.bin" -o "$box/new"
 cp "$work/export/model.bin" "$box/model.bin"
 head -c 1500 "$work/export/gpt2_tokenizer.bin" >"$box/gpt2_tokenizer.bin"
 refused 'a list of tokens that is cut' 2 "$box/gpt2_tokenizer.bin: .*truncated" -e "$box/model.bin" -o "$box/new"
@@ -119,19 +117,11 @@ broken() { # NAME PATTERN SED-SCRIPT
     export_refused "$1" "config.json: .*$2" "$model" "$box/x.bin"
 }
 broken 'a head of its own'      'tie_word_embeddings.*True'   's/"tie_word_embeddings": true/"tie_word_embeddings": false/'
-broken 'another epsilon'        'layer_norm_epsilon.*1e-05'   's/1e-05/1e-12/'
 broken 'another activation'     'activation_function'         's/gelu_new/gelu/'
-broken 'another MLP'            'n_inner'                     's/"n_inner": null/"n_inner": 80/'
-broken 'heads that do not fit'  '21 channels .* 2 heads'      's/"n_head": 3/"n_head": 2/'
-broken 'another kind of model'  'model_type'                  's/"gpt2"/"bert"/'
-broken 'no number of layers'    'n_layer'                     's/"n_layer": 2/"n_layer": "2"/'
-broken 'broken JSON'            'cannot be read as JSON'      '1d'
 rm -rf "$model" && cp -r "$golden" "$model" && sed -i 's/"n_positions": 19/"n_positions": 18/' "$model/config.json"
 export_refused 'another shape' 'wpe.weight.*\[19, 21\].*\[18, 21\]' "$model" "$box/x.bin"
 rm -rf "$model" && cp -r "$golden" "$model" && truncate -s -5 "$model/model.safetensors"
 export_refused 'truncated weights' 'data_offsets are damaged' "$model" "$box/x.bin"
-rm "$model/model.safetensors"
-export_refused 'no weights' 'model.safetensors: cannot be read' "$model" "$box/x.bin"
 cp -r "$golden/." "$model"
 echo '{"a": 0, "<|endoftext|>": 2}' >"$model/vocab.json"
 export_refused 'a gap in the tokens' 'no gaps' "$model" "$box/x.bin"
@@ -139,8 +129,6 @@ echo '{"a": 0, "b": 1}' >"$model/vocab.json"
 export_refused 'no end of text' 'has no <.endoftext.>' "$model" "$box/x.bin"
 printf '{"<|endoftext|>": 0, "%0300d": 1}\n' 0 >"$model/vocab.json"
 export_refused 'a token that is too long' 'token 1 has 300 bytes' "$model" "$box/x.bin"
-export_refused 'another version' '--version' "$golden" "$box/x.bin" --version 4
-export_refused 'another name' 'must end with .bin' "$golden" "$box/x.pt"
 # Tokens of a model that was there before would be read as those of one without any.
 mkdir "$work/older" && : >"$work/older/gpt2_tokenizer.bin"
 export_refused 'the tokens of another model' 'older/gpt2_tokenizer.bin: would be taken for the tokens of .*holds no tokenizer' "$golden" "$work/older/model.bin"

@@ -2,14 +2,11 @@
 # Data from the net, on stand-ins for it: data sets in directories and on a server of this machine that speaks as much of the
 # hub's language as reading takes (dev/test/net_server.py), files on the same server. And long preparations that are killed.
 #
-#     bash dev/test/net_data.sh [TINYSHAKESPEARE.txt GPT2_BPE_FOLDER]
+#     bash dev/test/net_data.sh
 #
-# Without arguments both are looked for in LLMC_TEST_DATA (docs/testing.md). PYTHON names the interpreter (default
-# python3), which needs `tokenizers` and, for what concerns data sets, `datasets`.
+# PYTHON names the interpreter (default python3), which needs `tokenizers` and, for what concerns data sets, `datasets`.
 set -u
 python=${PYTHON:-python3}
-data=${LLMC_TEST_DATA:-}
-text=${1:-$data/tinyshakespeare/input.txt} vocab=${2:-$data/gpt2-bpe}
 passed=0 failed=0 skipped=0 server=
 work=$(mktemp -d)
 cleanup() { [ -z "$server" ] || kill "$server"; rm -rf "$work"; }
@@ -122,29 +119,6 @@ survives "files, GPT-2" "$work/killed" "$work/gpt2" "$python" dev/data/prepare_g
     --local "${mine[@]}" --text-key body --out "$work/killed" --processes 2
 survives "files, BERT" "$work/killed_bert" "$work/bert" "$python" dev/data/prepare_bert.py --vocab "$work/vocab.txt" --shard-tokens 400000 \
     --local "${mine[@]}" --text-key body --out "$work/killed_bert" --processes 2
-# SIGTERM to all of its processes at once, as schedulers send it. An unending wait for workers that are gone is cut short here.
-grouped=(--local "${mine[@]}" --text-key body --out "$work/grouped" --processes 2)
-why='no signal came in time' status=
-for i in 1 2 3; do
-    [ -n "$why" ] || break
-    rm -rf "$work/grouped"
-    setsid timeout -s KILL 30 "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 "${grouped[@]}" --save-every 0 >"$work/stdout" 2>"$work/stderr" &
-    pid=$!
-    until [ -f "$work/grouped/preparation/state.json" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
-    kill -TERM -- -$pid 2>/dev/null || { wait $pid; continue; }
-    wait $pid
-    status=$?
-    [ $status -eq 0 ] || why=
-done
-[ -n "$why" ] || [ $status -eq 1 ] || why="exit status $status: $(said)"
-[ -n "$why" ] || grep -q '^error: interrupted' "$work/stderr" || why="not told: $(said)"
-gpt2 "${grouped[@]}" || why=${why:-"does not continue: $(said)"}
-verdict "SIGTERM to all processes" "${why:-$(differ "$work/grouped" "$work/gpt2")}"
-
-bert --local "${mine[@]}" --text-key body --train-vocab 400 --out "$work/own"
-survives "a vocabulary of its own" "$work/killed_own" "$work/own" "$python" dev/data/prepare_bert.py --train-vocab 400 --shard-tokens 400000 \
-    --local "${mine[@]}" --text-key body --out "$work/killed_own" --processes 1
-
 # One that goes on only as it began, and not twice at a time.
 long=(--local "${mine[@]}" --text-key body --out "$work/stopped" --processes 1)
 killed "$work/stopped" "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 "${long[@]}"
@@ -193,54 +167,6 @@ status=$? why=
 [ $status -eq 1 ] && [ "$(grep -c '^error: a worker process was killed' "$work/stderr")" -eq 1 ] || why="exit status $status: $(said)"
 gpt2 "${long[@]}" || why="${why:-does not continue: $(said)}"
 verdict "a worker that is killed" "${why:-$(differ "$work/stopped" "$work/gpt2")}"
-
-# Moments that no kill from outside meets for certain. The parent is stopped until the worker that answers is gone; the rest
-# of a half answer never comes.
-timeout -s KILL 60 "$python" - >"$work/moments" 2>&1 <<'END'
-import os, signal, subprocess, sys
-sys.path.insert(0, "dev/data")
-from documents import Unreachable
-from work import encode_all
-
-signal.signal(signal.SIGTERM, signal.default_int_handler)  # as in a preparation
-
-def run(name, encode=len):
-    try:
-        for result, mark in encode_all(2, ((name * (mark == 3), mark) for mark in range(20)), encode, int, ()):
-            pass
-    except Unreachable as e:
-        print(f"{name}: {e}", flush=True)
-
-def stop_parent(batch):
-    if not batch:
-        return 0
-    command = "sleep 1; kill -KILL $0; sleep 0.3; kill -CONT $1"
-    subprocess.Popen(["sh", "-c", command, str(os.getpid()), str(os.getppid())])
-    os.kill(os.getppid(), signal.SIGSTOP)
-    return bytes(50 << 20)  # more than any pipe holds
-
-class Unreadable(str):
-    def __mul__(self, times):
-        return Unreadable(self) if times else ""
-    def __reduce__(self):
-        return exec, ("raise MemoryError",)
-
-run("answers", stop_parent)
-run("encodes", ord)
-run(Unreadable("receives"))
-os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
-run("begins")
-END
-echo "moments: exit status $?" >>"$work/moments"
-moment() { # NAME PATTERN: of a line that is there once
-    verdict "$1" "$([ "$(grep -Ec "$2" "$work/moments")" -eq 1 ] || tail -n 3 "$work/moments")"
-}
-moment "a worker that is killed while it answers" '^answers: a worker process was killed'
-moment "a worker that fails" '^encodes: a worker process failed, with the error above$'
-moment "a worker that fails as it receives" '^receives: a worker process failed, with the error above$'
-moment "a worker that is told to end as it begins" '^begins: a worker process was killed'
-moment "none of them hangs" '^moments: exit status 0$'
-verdict "an interrupt is the parent's alone" "$(grep KeyboardInterrupt "$work/moments")"
 
 # The first tokens only: as many as were asked for, the same as of all; whole documents for BERT.
 tokens() { cat "$@" | wc -c; }
@@ -312,15 +238,10 @@ def equal(kind, count, name, arguments, source):
 
 for kind in KINDS:
     for count, name, arguments, files in [
-        (1, "", (), mine), (3, "", (), mine), (64, "", (), mine), (2, ", three files", (), mine), (5, ", one file", (), [one_file]),
+        (3, "", (), mine), (5, ", one file", (), [one_file]),
         (4, ", limited", ("--limit-tokens", "150001", "--val-fraction", "0.05"), mine),
     ]:
         equal(kind, count, name, arguments, ("--local", *files))
-with contextlib.suppress(ImportError):
-    import datasets
-    equal("gpt2", 5, ", a data set", (), ("--dataset", work + "/short:::body"))
-    equal("bert", 2, ", a data set", (), ("--dataset", work + "/short:::body"))
-
 def refused(name, wanted, damage, *arguments, kind="gpt2"):
     """Damage three good parts, and expect --join to name what is wrong and to write nothing."""
     out = work + "/damaged"
@@ -340,29 +261,18 @@ def edit(path, change):
 
 why = make("gpt2", work + "/three", 3)
 verdict("three parts", why)
-make("gpt2", work + "/two", 2), make("gpt2", work + "/limited_three", 3, "--limit-tokens", "9000")
+make("gpt2", work + "/limited_three", 3, "--limit-tokens", "9000")
 refused("a part is missing", "part 2 of 3: not in", lambda p: shutil.rmtree(p + "/2-of-3"))
-refused("two parts are missing", "parts 1-2 of 3: not in", lambda p: (shutil.rmtree(p + "/1-of-3"), shutil.rmtree(p + "/2-of-3")))
 refused("a part is there twice", "part 3/3: is there twice", lambda p: shutil.copytree(p + "/3-of-3", p + "/copy"))
-refused("a part of another number", "part 1/2: the others are of 3 parts", lambda p: shutil.copytree(work + "/two/parts/1-of-2", p + "/1-of-2"))
 refused("a part of another preparation", "part 2/3: is of another preparation, with another --limit-tokens",
         lambda p: (shutil.rmtree(p + "/2-of-3"), shutil.copytree(work + "/limited_three/parts/2-of-3", p + "/2-of-3")))
-refused("all parts are of another preparation", "part 1/3: is of another preparation, with another --limit-tokens", lambda p: None, "--limit-tokens", "7")
 refused("a part is not finished", "part 2/3: is not finished", lambda p: edit(p + "/2-of-3/state.json", lambda s: s.update(complete=False)))
 refused("a part was cut", "part 1/3: ", lambda p: os.truncate(p + "/1-of-3/tokens", 10))
-refused("a part lacks a block", "does not say where all of its tokens are", lambda p: edit(p + "/1-of-3/state.json", lambda s: s["sizes"].update(blocks=0)))
-refused("a damaged state", "is damaged", lambda p: open(p + "/1-of-3/state.json", "w").close())
-refused("a file among the parts", "holds no state.json", lambda p: open(p + "/a.log", "w").close())
 refused("no state", "holds no state.json", lambda p: os.remove(p + "/3-of-3/state.json"))
 refused("no parts", "holds no parts to join", lambda p: [shutil.rmtree(f"{p}/{k}-of-3") for k in (1, 2, 3)])
-for text in "0/3", "4/3", "3", "-1/3", "1/0", "a/b", "1/3/3":
+for text in "0/3", "4/3", "a/b":
     got = prepare("bert", work + "/none", f"--part={text}")
     verdict(f"--part {text}", "" if "from 1 to N" in got and not os.path.exists(work + "/none") else got or "accepted")
-for flag in (["--part", "1/2"], ["--join"]):
-    got = prepare("gpt2", work + "/none", "--train-vocab", "300", *flag)
-    KINDS["own"] = prepare_gpt2.parse, prepare_gpt2.main, ["--train-vocab", "300"]
-    got = prepare("own", work + "/none", *flag)
-    verdict(f"{flag[0]} with --train-vocab", "" if "make the vocabulary first" in got else got or "accepted")
 verdict("--part with --join", "" if "not allowed with" in prepare("gpt2", work + "/none", "--part", "1/2", "--join") else "accepted")
 print("end", flush=True)
 END_OF_PARTS
@@ -373,10 +283,6 @@ while IFS= read -r line; do
     esac
 done <"$work/parts.log"
 [ "$(tail -n 1 "$work/parts.log")" = end ] || fail parts "$(tail -n 2 "$work/parts.log")"
-gpt2 --local "${mine[@]}" --text-key body --out "$work/part_of_two" --part 1/2
-state_in=parts/1-of-2 survives "a part" "$work/killed_part" "$work/part_of_two" "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 \
-    --local "${mine[@]}" --text-key body --out "$work/killed_part" --part 1/2 --processes 2
-
 # ----------------------------------------------------------------------------------------------------------
 # Files by their address
 
@@ -393,10 +299,6 @@ refused "another sha256" 2 "has the sha256 $sum, not 0000" gpt2 --url "$address/
 refused "no such file there" 2 '404' gpt2 --url "$address/none.txt"
 refused "no server there" 1 'cannot be fetched' gpt2 --url http://127.0.0.1:1/x.txt
 refused "a password in the address" 1 'http://\*\*\*@127.0.0.1:1/x.txt: cannot' gpt2 --url http://tiger:ftp@127.0.0.1:1/x.txt
-refused "no address of a file" 2 'must begin with http' gpt2 --url ftp://127.0.0.1/x.txt
-refused "an address that is none" 2 'is not an address' gpt2 --url 'http://[bad'
-refused "an address without a port's number" 2 'is not an address' gpt2 --url 'http://127.0.0.1:port/x.txt'
-refused "an address with a blank" 2 'is not an address' gpt2 --url 'http://127.0.0.1/x y.txt'
 refused "--sha256 without --url" 2 'belongs to --url' gpt2 --local README.md --sha256 "$sum"
 refused "--url and --local" 2 'not allowed with' gpt2 --local README.md --url "$address/x"
 echo 1000 >"$work/srv/cut"
@@ -406,49 +308,9 @@ rm "$work/srv/cut"
 # What was fetched and is refused does not stay: the same command fetches it anew.
 : >"$work/srv/files/moved.txt"
 refused "an empty file" 2 'no text in the input' gpt2 --url "$address/moved.txt"
-{ seq 600000; printf '\xff\xfe'; } >"$work/srv/files/moved.txt"
-refused "a file that is not text" 2 'is not UTF-8 text' gpt2 --url "$address/moved.txt"
-refused "a file that is not text, saved on the way" 2 'is not UTF-8 text' gpt2 --url "$address/moved.txt" --save-every 0 --processes 1
-refused "a file that is not text, for a vocabulary" 2 'is not UTF-8 text' bert --url "$address/moved.txt" --train-vocab 400
 seq 3000 >"$work/srv/files/moved.txt"
 gpt2 --url "$address/moved.txt" --out "$work/refused"
 verdict "the same address once it has text" "$([ $? -eq 0 ] || said)"
-
-# The one that is known by name, whose address alone is another here.
-by_name() { # SCRIPT ARGUMENTS...: the script with the address of tinyshakespeare on this machine
-    local script=$1
-    shift
-    "$python" -c 'import runpy, sys
-sys.path.insert(0, "dev/data"); import net
-net.FILES["tinyshakespeare"] = (sys.argv[1] + "/input.txt", net.FILES["tinyshakespeare"][1])
-sys.argv = sys.argv[2:]; runpy.run_path(sys.argv[0], run_name="__main__")' "$address" "dev/data/$script" "$@" >"$work/stdout" 2>"$work/stderr"
-}
-if [ -f "$text" ] && [ -d "$vocab" ]; then
-    cp "$text" "$work/srv/files/input.txt"
-    by_name prepare_gpt2.py --dataset tinyshakespeare --vocab "$vocab" --out "$work/shakespeare"
-    count() { echo $((($(cat "$work"/shakespeare/$1_*.bin | wc -c) - 1024) / 2)); }
-    verdict "tinyshakespeare: 305260 and 32768 tokens" "$([ "$(count train)/$(count val)" = 305260/32768 ] || said)"
-    by_name prepare_bert.py --dataset tinyshakespeare --vocab "$work/vocab.txt" --out "$work/shakespeare_bert"
-    verdict "tinyshakespeare, BERT" "$(grep -q ': 7222 documents' "$work/stdout" || cat "$work/stdout" "$work/stderr")"
-    head -c 1000000 "$text" >"$work/srv/files/input.txt"
-    refused "another tinyshakespeare" 2 'not 86c4e6aa' by_name prepare_gpt2.py --dataset tinyshakespeare --vocab "$vocab"
-else skip tinyshakespeare "set LLMC_TEST_DATA to a folder with tinyshakespeare and gpt2-bpe (docs/testing.md)"; fi
-
-# On a terminal there is a line with the time left, with tqdm and without.
-for kind in tqdm own; do
-    mkdir -p "$work/$kind"
-    [ $kind = tqdm ] || echo 'raise ImportError' >"$work/$kind/tqdm.py"
-    if [ $kind = tqdm ] && ! "$python" -c 'import tqdm' 2>/dev/null; then skip "time left, tqdm" "$python has no tqdm"; continue; fi
-    PYTHONPATH=$work/$kind "$python" - "${mine[@]}" "$work/$kind/out" >"$work/stdout" 2>&1 <<'END'
-import pty, sys
-command = [sys.executable, "dev/data/prepare_gpt2.py", "--local"] + sys.argv[1:-1] * 4
-command += ["--text-key", "body", "--vocab", "build/test_corpus/builtin", "--out", sys.argv[-1], "--processes", "1"]
-sys.exit(pty.spawn(command) >> 8)
-END
-    pattern='M tokens.*[0-9]+:[0-9]+ left'
-    [ $kind = own ] || pattern='encoding: +[0-9]+ %.*M tokens.* left'
-    verdict "time left, $kind" "$(grep -Eq "$pattern" "$work/stdout" || tail -c 300 "$work/stdout")"
-done
 
 # ----------------------------------------------------------------------------------------------------------
 # Data sets
@@ -500,25 +362,6 @@ refused "no such column" 2 "no column 'story'; there are id, text" gpt2 --datase
 refused "no such split" 2 "cannot be opened" gpt2 --dataset "$parquet::test"
 refused "a column of numbers" 2 "'id' of document 1 is not a string" gpt2 --dataset "$parquet:::id"
 
-# The library of the state is another one: the documents are counted instead.
-long=(--dataset "$parquet" --out "$work/other" --processes 1)
-killed "$work/other" "$python" dev/data/prepare_gpt2.py --vocab build/test_corpus/builtin --shard-tokens 400000 "${long[@]}"
-sed -i -E 's/"library": "[^"]*"/"library": "0.1"/' "$work/other/preparation/state.json"
-grep -q '"library": "0.1"' "$work/other/preparation/state.json" || fail "another library" "no state"
-gpt2 "${long[@]}" || fail "another library" "$(said)"
-same "another version of the library" "$work/other" "$work/gpt2"
-
-# A part that cannot be read: what is before it stays, and the run goes on when it is there again.
-broken=$parquet/data/train-00003-of-00005.parquet
-cp "$broken" "$work/whole.parquet"
-head -c 5000 "$work/whole.parquet" >"$broken"
-gpt2 --dataset "$parquet" --out "$work/broken"
-status=$? why=
-[ $status -eq 1 ] && grep -Eq '^error: .*reading ended after [0-9]+ documents: .*; .* the same command continues' "$work/stderr" || why="exit status $status: $(said)"
-cp "$work/whole.parquet" "$broken"
-gpt2 --dataset "$parquet" --out "$work/broken" && grep -q 'continuing from there' "$work/stdout" || why="${why:-does not continue: $(said)}"
-verdict "a part that cannot be read" "${why:-$(differ "$work/broken" "$work/gpt2")}"
-
 # By name, from a hub. A data set that changes between two parts of a preparation is read as it was.
 export HF_ENDPOINT=$address
 gpt2 --dataset tinystories --out "$work/stories" || fail "a data set of the hub" "$(said)"
@@ -530,14 +373,5 @@ echo fedcba9876543210fedcba9876543210fedcba98 >"$work/srv/commit"
 bert "${long[@]}" || fail "a data set that changes" "$(said)"
 same "a data set of the hub, BERT, killed" "$work/hub_bert" "$work/bert"
 verdict "it is read as it was" "$(grep resolve "$work/srv/requests" | grep -v '/resolve/0123456789abcdef' | head -n 1; grep -q '/resolve/0123' "$work/srv/requests" || echo 'not read')"
-gpt2 --dataset tinystories --revision main --out "$work/stories" || fail "--revision" "$(said)"
-same "--revision" "$work/stories" "$work/gpt2"
-echo 60000 >"$work/srv/cut"
-(sleep 6; rm "$work/srv/cut") &
-gpt2 --dataset tinystories --out "$work/stories" --restart || fail "connections that are cut" "$(said)"
-same "connections that are cut for six seconds" "$work/stories" "$work/gpt2"
-wait $!
 refused "no such data set" 2 'cannot be opened: .*Not Found' gpt2 --dataset nobody/nothing
-export HF_ENDPOINT=http://127.0.0.1:1
-refused "a hub that does not answer" 1 'cannot be opened' gpt2 --dataset fineweb-edu
 finish

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Several ranks train the same model as one rank: the same losses and weights, and the same bits every time, also when a
-# run is interrupted or the number of ranks changes. If one rank fails, the others end as documented.
+# How several ranks start, what they refuse, and how all end if one is killed, stopped or cut off. That they train to the
+# same result is in equal.txt.
 #
-#     bash dev/test/ranks.sh PROGRAM [SEED]   from the repository's root; needs mpirun, and python3 to compare weights
+#     bash dev/test/ranks.sh PROGRAM [SEED]   from the repository's root; needs mpirun
 #
 # SEED chooses who is killed when; it is printed. Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 set -u
@@ -15,9 +15,6 @@ case ${PROGRAM##*/} in
     *) model="-e L=3,C=16,NH=2,T=16" ;;
 esac
 prepare_ranks || { skip ranks "$why"; finish; exit; }
-# A step takes the same sequences for any number of ranks; each layer is a bucket of its own. The learning rate is low: some
-# gradients are 0 apart from rounding, as those of the keys' biases. AdamW turns them into updates as large as the learning
-# rate, and rounding depends on the number of ranks.
 common="$model -d 128 -x 20 --dropout 0.1 -l 1e-3 -u 3 -q 0.1 -c 0.1 -v 10 -m 4 -s 0 -n 0 --bucket 0"
 
 # Like run(), with RANKS ranks.
@@ -27,42 +24,8 @@ launch() { # RANKS FLAG...
     timeout --foreground 180 mpirun --oversubscribe --bind-to none -np "$ranks" "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
     status=$?
 }
-losses() { grep -E '"(loss|val_loss)"' "$1/log.jsonl" | sed -nE 's/.*"(loss|val_loss)": ([0-9.eE+-]+).*/\2/p'; }
-
-# Print why the losses or weights of two runs differ by more than 1e-5, or nothing.
-near() { # OUT REFERENCE
-    paste <(losses "$1") <(losses "$2") | awk '
-        NF != 2 {print "not the same number of losses"; exit}
-        {d = $1 - $2; if (d < 0) d = -d; if (d > 1e-5) {print "loss " NR ": " $1 " against " $2; exit}}'
-    python3 - "$1/model.safetensors" "$2/model.safetensors" <<'EOF'
-import array, json, struct, sys
-def weights(path):
-    data = open(path, "rb").read()
-    n = struct.unpack("<Q", data[:8])[0]
-    return {k: array.array("f", data[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]])
-            for k, v in json.loads(data[8:8 + n]).items() if k != "__metadata__"}
-a, b = weights(sys.argv[1]), weights(sys.argv[2])
-worst = max((abs(x - y) / max(1, abs(y)), k) for k in b for x, y in zip(a[k], b[k]))
-if a.keys() != b.keys(): print("not the same tensors")
-elif not worst[0] <= 1e-5: print("%s is %g away" % (worst[1], worst[0]))
-EOF
-}
-
-# Print why two runs do not have the same bits, or nothing.
-same() { # OUT REFERENCE
-    local file
-    for file in "$1"/ckpt/00000020/*.safetensors; do
-        cmp -s "$file" "$2/ckpt/00000020/${file##*/}" || echo "${file##*/} differs"
-    done
-    cmp -s <(losses "$1") <(losses "$2") || echo 'the losses differ'
-}
-
-case_is() { # NAME WHY-OF-THE-RUN WHY
-    verdict "$1" "${2:-$3}"
-}
-
 # ---------------------------------------------------------------------------------------------------------
-# The same result
+# The start
 
 run $common -b 2 -o one
 verdict 'one rank' "$(ended_with 0)"
@@ -80,96 +43,21 @@ if [ "$(env -u OMP_NUM_THREADS nproc)" -gt 1 ]; then
     verdict 'mpirun --bind-to core: one thread' "$([ "$bound" = '1 CPU threads' ] || echo "$bound")"
 else skip 'threads of a rank' 'one CPU'; fi
 
-for zero in 0 1; do
-    for ranks in 2 4; do
-        name="$ranks ranks, -z $zero"
-        launch $ranks $common -b 2 -z $zero -o "z$zero.$ranks"
-        case_is "$name: like one rank" "$(ended_with 0)" "$(near "z$zero.$ranks" one)"
-        launch $ranks $common -b 2 -z $zero -o "again$zero.$ranks"
-        case_is "$name: the same bits again" "$(ended_with 0)" "$(same "again$zero.$ranks" "z$zero.$ranks")"
-    done
-    # 13 steps, then the rest, on as many ranks.
-    launch 2 $common -b 2 -z $zero -o "stopped$zero" --stop-after 13
-    why=$(ended_with 0)
-    launch 2 -y 1 -o "stopped$zero"
-    case_is "2 ranks, -z $zero: stopped and resumed, the same bits" "${why:-$(ended_with 0)}" "$(same "stopped$zero" "z$zero.2")"
-done
-for zero in 0 1; do
-    launch 4 ${common/--bucket 0/--bucket 1} -b 2 -z $zero -o "whole$zero"
-    why=$(ended_with 0)
-    grep -q 'gradients summed at once' "$work/stdout" || why=${why:-"stdout: $(head -n 1 "$work/stdout")"}
-    case_is "4 ranks, -z $zero, all-reduced at once: like one rank" "$why" "$(near "whole$zero" one)"
-done
-launch 3 $model -d 192 -x 6 -b 2 -v 0 -s 0 -n 0 -z 1 -o three
-verdict '3 ranks, -z 1' "$(ended_with 0)"
-launch 2 $common -b 2 -z 1 --fp8 1 -o fp8
-why=$(ended_with 0)
-launch 2 $common -b 2 -z 1 --fp8 1 -o fp8_stopped --stop-after 13
-launch 2 -y 1 -o fp8_stopped
-case_is '2 ranks, fp8: stopped and resumed, the same bits' "${why:-$(ended_with 0)}" "$(same fp8_stopped fp8)"
-# Weights that do not change, so that all activations and gradients are those of one rank.
-still=${common/-l 1e-3/-l 0}
-run $still -b 2 --fp8 1 -o fp8_still
-why=$(ended_with 0)
-launch 2 $still -b 2 -z 1 --fp8 1 -o fp8_still2
-why=${why:-$(ended_with 0)}
-scales_of() { grep -o '"fp8": "[0-9a-f]*"' "$1/ckpt/00000020/trainer.json"; }
-[ -n "$(scales_of fp8_still)" ] && cmp -s <(scales_of fp8_still) <(scales_of fp8_still2) || why=${why:-'they differ'}
-verdict '2 ranks, fp8: scales and largest elements of one rank' "$why"
-run $common -b 2 --optimizer lamb -o lamb1
-launch 4 $common -b 2 --optimizer lamb -z 1 -o lamb4
-case_is '4 ranks, -z 1, LAMB: like one rank' "$(ended_with 0)" "$(near lamb4 lamb1)"
-# Muon: the shards of -z 1 hold whole matrices.
-run $common -b 2 --optimizer normuon -o muon1
-launch 4 $common -b 2 --optimizer normuon -z 1 -o muon4 --stop-after 8
-why=$(ended_with 0)
-launch 2 -y 1 -z 1 -o muon4 --stop-after 13
-why=${why:-$(ended_with 0)}
-run -y 1 -z 1 -o muon4
-case_is '4, then 2 and 1 ranks, -z 1, NorMuon: like one rank' "${why:-$(ended_with 0)}" "$(near muon4 muon1)"
-for zero in 0 1; do launch 2 $common -b 2 --optimizer normuon -z $zero -o muon2.$zero; done
-why=$(cmp muon2.0/model.safetensors muon2.1/model.safetensors 2>&1)
-case_is '2 ranks, NorMuon: the same bits with -z 0 and -z 1' "$(ended_with 0)" "$why"
-if [[ $PROGRAM != *bert* ]]; then
-    # All sequences are equal, so that the sum of two or four ranks' gradients is exact, and one rank's.
-    { printf '\x88\xd8\x34\x01\x01\0\0\0\x01\x04\0\0' && head -c 1012 /dev/zero
-      for _ in {1..64}; do printf 'a\0b\0c\0a\0d\0e\0a\0f\0g\0h\0b\0i\0j\0k\0l\0m\0'; done && printf 'a\0'; } >equal.bin
-    for ranks in 1 2 4; do
-        launch $ranks $model -i equal.bin -x 8 -b 1 -l 1e-2 -v 0 -s 0 -n 0 --optimizer normuon -z 1 -o equal$ranks
-        why=$(ended_with 0)
-        case_is "$ranks ranks of equal gradients, -z 1, NorMuon: one rank's bits" "$why" \
-            "$(cmp equal$ranks/model.safetensors equal1/model.safetensors 2>&1)"
-    done
-fi
-
-# Elastic: 4 ranks, then 2, 1, 4, five steps each.
-for zero in 0 1; do
-    why=
-    launch 4 $common -b 2 -z $zero -o "elastic$zero" --stop-after 5
-    why=${why:-$(ended_with 0)}
-    launch 2 -y 1 -z $zero -o "elastic$zero" --stop-after 10
-    why=${why:-$(ended_with 0)}
-    run -y 1 -o "elastic$zero" --stop-after 15
-    why=${why:-$(ended_with 0)}
-    launch 4 -y 1 -z $((1 - zero)) -o "elastic$zero"
-    why=${why:-$(ended_with 0)}
-    case_is "elastic from -z $zero: 4, 2, 1, 4 ranks" "$why" "$(near "elastic$zero" one)"
-done
 # Without -d a resumed run keeps its step's size.
-launch 4 $model -b 2 -x 20 -v 0 -s 0 -n 0 -o kept --stop-after 10
+launch 4 $model -b 2 -x 4 -v 0 -s 0 -n 0 -o kept --stop-after 2
 launch 2 -y 1 -o kept
 why=$(ended_with 0)
-grep -q '"step": 20' kept/log.jsonl || why=${why:-'the run did not end'}
+grep -q '"step": 4' kept/log.jsonl || why=${why:-'the run did not end'}
 verdict 'a step keeps its size if the number of ranks changes' "$why"
-launch 2 -y 1 --override 1 -x 30 -o kept
+launch 2 -y 1 --override 1 -x 6 -o kept
 why=$(ended_with 0)
-grep -q '"step_sequences": 8' kept/ckpt/00000030/trainer.json || why=${why:-"$(grep -o '"step_sequences": [0-9]*' kept/ckpt/00000030/trainer.json)"}
+grep -q '"step_sequences": 8' kept/ckpt/00000006/trainer.json || why=${why:-"$(grep -o '"step_sequences": [0-9]*' kept/ckpt/00000006/trainer.json)"}
 verdict '--override 1 of other flags keeps it too' "$why"
-run -y 1 --override 1 -d 0 -x 31 -o kept
+run -y 1 --override 1 -d 0 -x 7 -o kept
 why=$(ended_with 0)
-grep -q '"step_sequences": 2' kept/ckpt/00000031/trainer.json || why=${why:-"$(grep -o '"step_sequences": [0-9]*' kept/ckpt/00000031/trainer.json)"}
+grep -q '"step_sequences": 2' kept/ckpt/00000007/trainer.json || why=${why:-"$(grep -o '"step_sequences": [0-9]*' kept/ckpt/00000007/trainer.json)"}
 verdict '--override 1 -d 0 makes a step one micro-batch' "$why"
-launch 3 $model -b 2 -x 20 -v 0 -s 0 -n 0 -o kept3 --stop-after 10
+launch 3 $model -b 2 -x 4 -v 0 -s 0 -n 0 -o kept3 --stop-after 2
 launch 2 -y 1 -o kept3
 grep -q 'sequences in a step' "$work/stderr" && why= || why="stderr: $(head -n 3 "$work/stderr" | tr '\n' ' ')"
 verdict 'a step that cannot be split between the ranks is refused' "$why"
@@ -235,7 +123,10 @@ loses() { # SIGNAL VICTIM SECONDS PATTERN
     await_end "$out"
     echo "rank $2, SIG$1: $((SECONDS - start)) s"
     [ $((SECONDS - start)) -le "$3" ] || why="it took $((SECONDS - start)) s"
-    for child in $(cat "$out".child.*); do ! is_alive "$child" || why=${why:-"process $child still runs"}; done
+    for child in $(cat "$out".child.*); do
+        for ((i = 0; i < 50; i++)); do is_alive "$child" && sleep 0.1 || break; done  # the machine may be busy
+        ! is_alive "$child" || why=${why:-"process $child still runs"}
+    done
     grep -Eq "$4" "$work/stderr" || why=${why:-"stderr does not say so: $(tail -n 4 "$work/stderr" | tr '\n' ' ')"}
     [ $status -ne 0 ] || why=${why:-'mpirun ended with 0'}
     [ "$1" != STOP ] || [ $status -eq 4 ] || why=${why:-"exit status $status"}
@@ -245,17 +136,16 @@ loses() { # SIGNAL VICTIM SECONDS PATTERN
     ! grep -q 'damaged\|not used' "$work/stdout" "$work/stderr" || why=${why:-"$(grep -h 'damaged\|not used' "$work/stdout" "$work/stderr" | head -n 1)"}
     verdict 'after that: resumed' "$why"
 }
-for victim in 0 2; do
-    loses KILL $victim 15 "rank $victim with PID .* exited on signal 9"
-    loses STOP $victim 15 "^error: rank [0-3] of 4: has waited in step [0-9]+ for 5 s; another rank is stopped"
-done
-# Ten kills at random moments: the run ends with the bits of an undisturbed one, and every checkpoint it resumes from is
+loses KILL 0 15 "rank 0 with PID .* exited on signal 9"
+loses KILL 2 15 "rank 2 with PID .* exited on signal 9"
+loses STOP 2 15 "^error: rank [0-3] of 4: has waited in step [0-9]+ for 5 s; another rank is stopped"
+# Five kills at random moments: the run ends with the bits of an undisturbed one, and every checkpoint it resumes from is
 # complete. It is endless, so that each kill finds it at work even on a fast machine; the undisturbed run makes as many
 # steps.
 echo "seed $seed"
 endless="-x 1000000 -n 20 -z 1 --dropout 0.1"
 why=
-for ((kill = 0; kill < 10; kill++)); do
+for ((kill = 0; kill < 5; kill++)); do
     begin disturbed $endless -y 1
     for ((i = 0; i < 100; i++)); do
         [ "$(ls disturbed.child.* 2>/dev/null | wc -l)" -eq 4 ] && break
@@ -279,7 +169,7 @@ newest=$(printf %08d $steps)
 for file in undisturbed/ckpt/$newest/*.safetensors; do
     cmp -s "$file" "disturbed/ckpt/$newest/${file##*/}" || why=${why:-"${file##*/} differs"}
 done
-verdict 'ten SIGKILLs at any moment: the same bits in the end' "$why"
+verdict 'five SIGKILLs at any moment: the same bits in the end' "$why"
 begin_long signal
 kill -TERM "$(cat signal.child.3)"
 await_end signal
@@ -305,7 +195,7 @@ machines="llmc$$"
 forget_machines() {
     ip netns del "${machines}0" 2>/dev/null
     ip netns del "${machines}1" 2>/dev/null
-    ip link del "br$$" 2>/dev/null
+    for name in "br$$" "v0$$" "v1$$"; do ip link del "$name" 2>/dev/null; done
 }
 make_machines() {
     ip link add "br$$" type bridge && ip addr add 10.93.57.254/24 dev "br$$" && ip link set "br$$" up || return 1
@@ -320,14 +210,15 @@ if ! command -v ip >/dev/null || ! make_machines 2>/dev/null; then
     forget_machines
     skip 'two machines, a cable cut' 'network namespaces cannot be made here'
 else
-    flags="$model -b 2 -x 100000 -v 0 -s 0 -n 20 -z 1 --timeout 5 -o machines"
+    # Without a save, for which ranks wait longer than for a step.
+    flags="$model -b 2 -x 10000000 -v 0 -s 0 -n 0 -z 1 --timeout 5 -o machines"
     PMIX_MCA_ptl_base_if_include=10.93.57.0/24 timeout --foreground 90 mpirun --oversubscribe --bind-to none \
         --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include 10.93.57.0/24 --mca oob_tcp_if_include 10.93.57.0/24 \
         -np 1 ip netns exec "${machines}0" "$PROGRAM" $flags : -np 1 ip netns exec "${machines}1" "$PROGRAM" $flags \
         </dev/null >"$work/stdout" 2>"$work/stderr" &
     long=$!
     for ((i = 0; i < 300; i++)); do
-        [ -d machines/ckpt ] && [ "$(ls machines/ckpt | grep -vc tmp)" -gt 0 ] && break
+        grep -qs '"step": 10,' machines/log.jsonl && break
         sleep 0.1
     done
     why=

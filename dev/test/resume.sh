@@ -1,5 +1,6 @@
 #!/bin/bash
-# Stopping, killing and resuming a trainer must not change the result by a bit:
+# Kills, signals, damage and what else can come between a run and its resumption must not change the result by a bit.
+# Plain equalities are rows of equal.txt, refusals of refuse.txt.
 #
 #     bash dev/test/resume.sh PROGRAM [SEED]          from the repository's root
 #
@@ -54,36 +55,6 @@ run "${SHORT[@]}" -o "$straight"
 why=$(ended_with 0)
 [ "$(losses "$straight" | wc -l)" -eq 20 ] || why=${why:-'not 20 losses in log.jsonl'}
 verdict 'straight' "$why"
-grep -q '"matmul_plans": ""' "$straight/ckpt/$last/trainer.json" && why='' || why='trainer.json lacks the matmul algorithms'
-verdict 'matmul algorithms saved' "$why"
-same 'twice' "$work/twice" "$straight" $last "${SHORT[@]}"
-for threads in 2 4; do
-    same "$threads threads" "$work/threads$threads" "$straight" $last "${SHORT[@]}" --threads $threads
-done
-for recompute in 1 2; do
-    same "recompute $recompute" "$work/recompute$recompute" "$straight" $last "${SHORT[@]}" -r $recompute
-done
-# A scale that is a power of two changes no bit.
-same 'loss scale 65536' "$work/scale65536" "$straight" $last "${SHORT[@]}" --loss-scale 65536
-same 'loss scale 64' "$work/scale64" "$straight" $last "${SHORT[@]}" --loss-scale 64
-run "${MODEL[@]}" --seed 7 -x 20 -v 0 -n 0 -o "$work/seed"
-cmp -s "$work/seed/model.safetensors" "$straight/model.safetensors"
-verdict 'another seed gives another model' "$([ $? -eq 1 ] || echo 'the models are equal: the comparisons prove nothing')"
-
-# One micro-batch of 8 sequences against four of 2: the same sums in another order, so close, not equal.
-billionths() { # DECIMAL below 100
-    local whole=${1%%.*} part=${1#*.}000000000
-    echo $((10#$whole * 1000000000 + 10#${part:0:9}))
-}
-last_validation() { validations "$1" | tail -n 1 | sed 's/.*"val_loss": \([0-9.]*\).*/\1/'; }
-run "${MODEL[@]}" -x 20 -v 20 -m 4 -n 0 -o "$work/four"
-run -e L=2,C=16,NH=2,T=16 -b 8 -d 128 --dropout 0.1 -l 1e-2 -u 3 -q 0.1 -c 0.1 -s 0 -x 20 -v 20 -m 1 -n 0 -o "$work/one"
-why=$(ended_with 0)
-a=$(last_validation "$work/four") b=$(last_validation "$work/one")
-difference=$(($(billionths "${a:-0}") - $(billionths "${b:-99}")))
-[ ${difference#-} -le 100000 ] || why=${why:-"validation losses $a and $b"}
-verdict 'accumulation, 1 x 8 against 4 x 2 sequences, within 1e-4' "$why"
-
 # ---------------------------------------------------------------------------------------------------------
 # Stopped and resumed
 
@@ -94,150 +65,20 @@ why=$(ended_with 0)
 verdict '--stop-after 10' "$why"
 again() { rm -rf "$work/again" && cp -a "$half" "$work/again"; }
 again
-same 'resumed' "$work/again" "$straight" $last -y 1
-same 'resumed after its end' "$work/again" "$straight" $last -y 1
-again
-same 'resumed with other threads' "$work/again" "$straight" $last -y 1 --threads 2
-again
-same 'resumed with the same flags given again' "$work/again" "$straight" $last "${SHORT[@]/#1e-2/0.01}" -y 1
-again
-run -y 1 -o "$work/again" --stop-after 15
-same 'resumed twice' "$work/again" "$straight" $last -y 1
-again
-same 'free flags may change' "$work/again" "$straight" $last -y 1 -v 5 -n 3 -nk 1
-
-contradiction() { # NAME FLAG...
-    local name=$1 before why
-    shift
-    again
-    before=$(listing "$work/again")
-    run -y 1 -o "$work/again" "$@"
-    why=$(ended_with_error 2 "$name .*contradicts.*--override 1")
-    [ "$before" = "$(listing "$work/again")" ] || why=${why:-'files were created or changed'}
-    verdict "contradicting $name is refused" "$why"
-}
-contradiction --lr -l 1e-3
-contradiction --batch -b 4
-contradiction --steps -x 30
-contradiction --seed --seed 7
-contradiction --dropout --dropout 0.2
-contradiction --master-weights -w 0
-contradiction --loss-scale --loss-scale 64
-refused_again() { # NAME PATTERN FLAG...
-    local name=$1 pattern=$2 before
-    shift 2
-    again
-    before=$(listing "$work/again")
-    run -y 1 -o "$work/again" "$@"
-    why=$(ended_with_error 2 "$pattern")
-    [ "$before" = "$(listing "$work/again")" ] || why=${why:-'files were created or changed'}
-    verdict "$name is refused" "$why"
-}
-for override in '' ' --override 1'; do  # the checkpoint has its weights and its moments
-    refused_again "--optimizer muon$override of an adamw run" "--optimizer muon: .*/00000010 is of a run with 'adamw'" \
-        --optimizer muon $override
-    refused_again "another -e$override" "--model L=1,C=16,NH=2,T=16: .*/00000010 is of a run with 'L=2" \
-        -e L=1,C=16,NH=2,T=16 $override
-    refused_again "another --init$override" "--init zero-out: .*/00000010 is of a run with '" --init zero-out $override
-done
-again
-run -y 1 -o "$work/again" -l 1e-3 --override 1
-why=$(ended_with 0)
-[ "$(losses "$work/again" | wc -l)" -eq 20 ] || why=${why:-'not 20 losses in log.jsonl'}
-cmp -s "$work/again/model.safetensors" "$straight/model.safetensors" && why=${why:-'it changed nothing'}
-verdict '--override 1' "$why"
-
-# An older version's checkpoint has flags that were removed: at their defaults it is resumed.
-retired() { # SETTINGS: as text of a JSON object's beginning
-    again
-    python3 - "$work/again/ckpt/00000010" "$1" <<'END'
-import json, os, sys, zlib
-
-folder, added = sys.argv[1:]
-path = os.path.join(folder, "trainer.json")
-text = open(path).read().replace('"settings": {', '"settings": {' + added, 1)
-assert added in text
-open(path, "w").write(text)
-files = []
-for name in sorted(set(os.listdir(folder)) - {"manifest.json"}):
-    data = open(os.path.join(folder, name), "rb").read()
-    files.append('\n  {"name": "%s", "bytes": %d, "crc32": "%08x"}' % (name, len(data), zlib.crc32(data)))
-text = '{"files": [' + ",".join(files) + "],\n"
-open(os.path.join(folder, "manifest.json"), "w").write(text + '"crc32": "%08x"}\n' % zlib.crc32(text.encode()))
-END
-}
-retired '"batch-ramp": 0, "muon-scale": "match_rms", "normuon-beta2": 0.95, "prompt-file": "", "max-hours": 2, '
-same 'resumed with removed flags at their defaults' "$work/again" "$straight" $last -y 1
-for setting in '"batch-ramp": 12' '"muon-scale": "original"' '"prompt-file": "a"'; do
-    name=${setting%%:*}
-    retired "$setting, "
-    before=$(listing "$work/again")
-    run -y 1 -o "$work/again"
-    why=$(ended_with_error 2 "00000010/trainer.json: the run has --${name//\"/} '.*'; that flag was removed, and only '.*' can go on")
-    [ "$before" = "$(listing "$work/again")" ] || why=${why:-'files were created or changed'}
-    verdict "resumed with $setting, which was removed, is refused" "$why"
-done
-
-# A dynamic loss scale: its value, the steps since it changed and the number of updates are resumed. The first scale overflows,
-# so that there are fewer updates than steps.
-scales() { sed -nE 's/.*"loss_scale": ([^,}]*)[,}].*/\1/p' "$1/log.jsonl" | tr '\n' ' '; }
-scaled() { # NAME MIDDLE FLAG...
-    local name=$1 middle=$2 why
-    shift 2
-    run "${SHORT[@]}" "$@" -o "$work/scaled"
-    why=$(ended_with 0)
-    run "${SHORT[@]}" "$@" --stop-after $middle -o "$work/scaled-half"
-    run -y 1 -o "$work/scaled-half"
-    why=${why:-$(ended_with 0)}
-    why=${why:-$(same_run "$work/scaled-half" "$work/scaled" $last)}
-    [ "$(scales "$work/scaled-half")" = "$(scales "$work/scaled")" ] || why=${why:-"loss scales: $(scales "$work/scaled-half")"}
-    [ "$(scales "$work/scaled" | wc -w)" -eq 20 ] || why=${why:-"loss scales: $(scales "$work/scaled")"}
-    verdict "$name" "$why"
-    rm -rf "$work/scaled" "$work/scaled-half"
-}
-scaled 'resumed after an overflow' 10 --loss-scale 3e38 --clip 0
-
-# Muon: its momentum rises with the steps, and NorMuon's second moments are part of the checkpoint.
-MUON=("${SHORT[@]}" --optimizer normuon --muon-warmup 16 --cautious-decay 1 --adamw-lr 5e-3)
-run "${MUON[@]}" -o "$work/muon"
-why=$(ended_with 0)
-run "${MUON[@]}" --stop-after 7 -o "$work/muon-half"
-run -y 1 -o "$work/muon-half"
-why=${why:-$(ended_with 0)}
-verdict 'resumed with NorMuon' "${why:-$(same_run "$work/muon-half" "$work/muon" $last)}"
-rm -rf "$work/muon" "$work/muon-half"
-
 # Print why the average of "recipe-half" is not that of "recipe", or nothing.
 same_average() {
     cmp -s "$work/recipe-half/ema/model.safetensors" "$work/recipe/ema/model.safetensors" || echo 'the averages differ'
     grep '"ema_val_loss"' "$work/recipe-half/log.jsonl" | cmp -s - "$work/wanted" || echo 'losses of the average differ'
 }
-# What recipes add, together. The average is saved as a model of its own.
-RECIPE=(-b 2 -d 128 --dropout 0.1 -l 1e-2 -u 3 -q 0.1 -c 0.1 -s 0 -x 20 -v 5 -m 2 -n 0)
-together='-e L=2,C=16,NH=2,T=16,tied=0 --ema 1 --keep-best 1 --optimizer normuon --init zero-out'
-for flags in '-e L=2,C=16,NH=2,T=16 --ema 0.9 --ema-start 3' "$together"; do
-    run "${RECIPE[@]}" $flags -o "$work/recipe"
-    why=$(ended_with 0)
-    run "${RECIPE[@]}" $flags --stop-after 7 -o "$work/recipe-half"
-    run -y 1 -o "$work/recipe-half"
-    why=${why:-$(ended_with 0)}
-    case $flags in *--ema*)
-        cmp -s "$work/recipe/model.safetensors" "$work/recipe/ema/model.safetensors" && why=${why:-'the average is the model'}
-        [[ $flags == "$together" ]] || cmp -s "$work/recipe/model.safetensors" "$straight/model.safetensors" ||
-            why=${why:-'the average changes the model'}
-        for file in $tokenizer; do [ -f "$work/recipe/ema/$file" ] || why=${why:-"the average has no $file"}; done
-        grep '"ema_val_loss"' "$work/recipe/log.jsonl" >"$work/wanted"
-        why=${why:-$(same_average)}
-        [ "$(wc -l <"$work/wanted")" -eq 4 ] || why=${why:-'not four losses of the average'}
-        # As after a kill between the last checkpoint and the average.
-        rm -rf "$work/recipe-half/ema" && sed -i '/"step": 20, "ema_val_loss"/d' "$work/recipe-half/log.jsonl"
-        run -y 1 -o "$work/recipe-half"
-        why=${why:-$(ended_with 0)}
-        why=${why:-$(same_average)} ;;
-    esac
-    verdict "resumed with $flags" "${why:-$(same_run "$work/recipe-half" "$work/recipe" $last)}"
-    rm -rf "$work/recipe" "$work/recipe-half"
-done
+# Killed between the last checkpoint and the average, which is a model of its own.
+run "${SHORT[@]}" --ema 0.9 -o "$work/recipe"
+grep '"ema_val_loss"' "$work/recipe/log.jsonl" >"$work/wanted"
+cp -a "$work/recipe" "$work/recipe-half"
+rm -r "$work/recipe-half/ema" && sed -i '/"step": 20, "ema_val_loss"/d' "$work/recipe-half/log.jsonl"
+run -y 1 -o "$work/recipe-half"
+why=$(ended_with 0)
+verdict 'killed before the average is saved' "${why:-$(same_average)}"
+rm -rf "$work/recipe" "$work/recipe-half"
 # The loss does not improve with a rate of 0: the first validation stays the best, and its checkpoint the only older one.
 run -e L=2,C=16,NH=2,T=16 -s 0 -x 20 -m 2 -l 0 -v 2 -nk 1 -n 4 --keep-best 1 --stop-after 8 -o "$work/best-kept"
 why=$(ended_with 0)
@@ -272,28 +113,16 @@ for out in "$work/made-up" "$work/made-up-killed"; do
 done
 verdict 'the best by a validation that comes later stays' "$why"
 rm -rf "$work"/made-up*
-run "${SHORT[@]}" --stop-after 7 -o "$work/average"
-run -y 1 --override 1 --ema 0.9 -o "$work/average"
-verdict 'an average cannot begin in a resumed run' "$(ended_with_error 2 'holds no average of the weights')"
-rm -rf "$work/average"
 run "${SHORT[@]}" --ema 0.9 --ema-start 9 --stop-after 7 -o "$work/average"
 why=$(grep -q '^no average of the weights: --ema-start 9 is not reached$' "$work/stdout" || cat "$work/stdout")
 verdict 'a run that ends before --ema-start says so' "$why"
 run -y 1 --override 1 --ema-start 7 -o "$work/average"
 verdict 'an average cannot begin before the step of the checkpoint' "$(ended_with_error 2 'can only begin later')"
-run -y 1 --override 1 --ema-start 8 -o "$work/average"
-why=$(ended_with 0)
-run "${SHORT[@]}" --ema 0.9 --ema-start 8 -o "$work/average-8"
-cmp -s "$work/average/ema/model.safetensors" "$work/average-8/ema/model.safetensors" ||
-    why=${why:-'it differs from that of a run that begins there'}
-verdict 'an average that begins one step after the checkpoint' "$why"
 run -y 1 --override 1 --ema 0 -x 21 -o "$work/average"
 why=$(ended_with 0)
 [ ! -e "$work/average/ema" ] || why=${why:-'the average of step 20 is still there'}
 verdict 'a resumed run without its average' "$why"
-run -y 1 --override 1 --recipe llmc -o "$work/average"
-verdict 'another recipe in a resumed run' "$(ended_with_error 2 'leave it out, or start a new run')"
-rm -rf "$work/average" "$work/average-8"
+rm -rf "$work/average"
 
 # What the first lines say of a run without steps, and of one that is shorter than its warm-up.
 run -e L=2,C=16,NH=2,T=16 -b 2 -l 1e-2 -x 20 -u 80 -v 0 -s 0 -n 0 -o "$work/short"
@@ -333,14 +162,6 @@ printf -- '-o elsewhere\n' >>"$work/kept.flags"  # the directory is chosen by no
 run -y 1 "${SHORT[@]}" --recipe "$work/kept.flags"
 why=$(ended_with 0)
 verdict 'a recipe, all checkpoints damaged' "${why:-$(same_run "$work/out" "$work/flags" $last)}"
-for bad in '--rate 1' '--lr' '--lr fast' '--recipe x' '--lr 1\r--seed 2' '#\r--lr 1\r' '--lr 1\0--seed 2' '--batch-ramp 0'; do
-    printf '%b\n' "$bad" >"$work/r.flags"
-    run --recipe "$work/r.flags" -x 1 -o ''
-    verdict "a recipe with $bad" "$(ended_with_error 2 'r.flags:1: ')"
-done
-printf -- '--steps 0\r\n--out' >"$work/r.flags"
-run --recipe "$work/r.flags" -o ''
-verdict 'a recipe with ends of lines of Windows, cut' "$(ended_with_error 2 'r.flags:2: .--out. is not a flag')"
 mkfifo "$work/pipe"
 { echo '--lr 1' >"$work/pipe"; } 2>/dev/null & # without it, a trainer that waits for the pipe would never end
 run --recipe "$work/pipe" -x 1 -o ''
@@ -351,50 +172,7 @@ for file in "$root"/scripts/recipes/*.flags; do  # those of this trainer, with a
     run --recipe "$file" -e L=1,C=16,NH=2,T=1024 -b 1 -d 0 -x 0 -o ''
     verdict "the recipe ${file##*/}" "$(ended_with 0)"
 done
-run --recipe none-such -x 1 -o ''
-verdict 'a recipe that is not there' "$(ended_with_error 2 'scripts/recipes/none-such.flags: cannot be read')"
 rm -rf "$work"/recipe* "$work/flags" "$work/out"
-
-# fp8: the largest elements of 16 steps are part of the checkpoint. Large gradients at the start still count after step 14.
-run "${SHORT[@]}" --fp8 1 -o "$work/fp8"
-why=$(ended_with 0)
-run "${SHORT[@]}" --fp8 1 --stop-after 14 -o "$work/fp8-half"
-run -y 1 -o "$work/fp8-half"
-why=${why:-$(ended_with 0)}
-why=${why:-$(same_run "$work/fp8-half" "$work/fp8" $last)}
-verdict 'resumed with fp8' "$why"
-# --fp8-steps: the same as a run in fp8 that is resumed without it, wherever it is stopped.
-run "${SHORT[@]}" --fp8 1 --stop-after 17 -o "$work/fp8-then"
-run -y 1 --override 1 --fp8 0 -o "$work/fp8-then"
-why=$(ended_with 0)
-for stop in 5 17 18; do
-    rm -rf "$work/fp8-half"
-    run "${SHORT[@]}" --fp8 1 --fp8-steps 17 --stop-after $stop -o "$work/fp8-half"
-    run -y 1 -o "$work/fp8-half"
-    why=${why:-$(ended_with 0)}
-    why=${why:-$(same_run "$work/fp8-half" "$work/fp8-then" $last)}
-done
-[ -n "$(same_run "$work/fp8-half" "$work/fp8" $last)" ] || why=${why:-'the same as in fp8 to the end'}
-verdict 'fp8 in the first steps only' "$why"
-# Fp8 again after a pause: its old scales are not used.
-grep -q '"fp8": "[0-9a-f]\{64\}' "$work/fp8-half/ckpt/$last/trainer.json" &&
-    why='there are scales after the last step in fp8' || why=
-run -y 1 --override 1 --fp8-steps 24 -x 24 -o "$work/fp8-half"
-verdict 'fp8 in more steps than before' "${why:-$(ended_with 0)}"
-rm -rf "$work"/fp8*
-
-# Outliers: the window of 128 steps is part of the checkpoint.
-run "${MODEL[@]}" -x 180 -v 0 -n 0 -sl 0.3 -sg 0.3 -o "$work/outliers"
-why=$(ended_with 0)
-run "${MODEL[@]}" -x 180 -v 0 -n 0 -sl 0.3 -sg 0.3 --stop-after 140 -o "$work/outliers-half"
-run -y 1 -o "$work/outliers-half"
-why=${why:-$(ended_with 0)}
-why=${why:-$(same_run "$work/outliers-half" "$work/outliers" 00000180)}
-left=$(grep -c '"skipped": true' "$work/outliers/log.jsonl")
-[ "$left" -ge 1 ] && [ "$left" -le 50 ] || why=${why:-"$left steps were skipped"}
-[ "$(grep '"skipped": true' "$work/outliers/log.jsonl" | head -n 1 | sed -E 's/.*"step": ([0-9]+).*/\1/')" -gt 128 ] || why=${why:-'one was judged before the window was full'}
-verdict 'outliers are skipped, also after a resume' "$why"
-rm -rf "$work/outliers" "$work/outliers-half"
 
 cp $data "$work/data.bin"
 run "${MODEL[@]}" -i "$work/data.bin" -x 20 -v 0 -n 0 --stop-after 10 -o "$work/moved"
@@ -403,13 +181,6 @@ run -y 1 -o "$work/moved"
 verdict 'changed training data is refused' "$(ended_with_error 2 'data.bin: .*--override 1')"
 run -y 1 -o "$work/moved" --override 1
 verdict 'changed training data, --override 1' "$(ended_with 0)"
-
-run "${MODEL[@]}" -x 20 -v 0 -n 2 -nk 2 -nm 10 -o "$work/keep"
-kept=$(ls "$work/keep/ckpt" | tr '\n' ' ')
-verdict 'retention, -nk 2 -nm 10' "$([ "$kept" = '00000010 00000018 00000020 ' ] || echo "kept: $kept")"
-run "${MODEL[@]}" -x 6 -v 0 -n 2 -nk 0 -o "$work/keep-all"
-kept=$(ls "$work/keep-all/ckpt" | tr '\n' ' ')
-verdict 'retention, -nk 0' "$([ "$kept" = '00000002 00000004 00000006 ' ] || echo "kept: $kept")"
 
 # With nothing to resume, a new run starts.
 for state in 'no such directory' 'no checkpoints'; do
@@ -429,11 +200,11 @@ verdict 'no checkpoints, and no model or data given' "$(ended_with_error 2 "-y 1
 # ---------------------------------------------------------------------------------------------------------
 # Signals and kills: a run long enough to be hit
 
-LONG=("${MODEL[@]}" -x 120 -v 0)
-end=00000120
+LONG=("${MODEL[@]}" -x 80 -v 0)
+end=00000080
 long=$work/long
 run "${LONG[@]}" -n 0 -o "$long"
-verdict 'straight, 120 steps' "$(ended_with 0)"
+verdict 'straight, 80 steps' "$(ended_with 0)"
 
 for signal in TERM INT; do
     out=$work/$signal
@@ -480,8 +251,8 @@ t2=$(milliseconds)
 start=$((t1 - t0)) window=$((t2 - t1 - (t1 - t0) + 20))
 
 # Kill OUT's run after a random time, again and again; a run that reaches its end is compared and started again.
-kills=30
-is_sanitized && kills=8
+kills=12
+is_sanitized && kills=6
 killed=0 torn=0 ended=0 why= n=0
 out=$work/kill
 while [ $killed -lt $kills ] && [ -z "$why" ] && [ $n -lt $((10 * kills)) ]; do
@@ -551,13 +322,12 @@ for file in model.safetensors optimizer.safetensors trainer.json manifest.json c
     damaged_byte $file $((RANDOM % $(stat -c %s "$newest/$file")))
 done
 damaged_byte manifest.json 0
-damaged_byte manifest.json $(($(stat -c %s "$newest/manifest.json") - 1))
-for file in model.safetensors optimizer.safetensors trainer.json manifest.json; do
+for file in model.safetensors trainer.json manifest.json; do
     fresh_copy && rm "$newest/$file"
     recovers "$file missing" $file
-    fresh_copy && truncate -s -1 "$newest/$file"
-    recovers "$file a byte short" $file
 done
+fresh_copy && truncate -s -1 "$newest/optimizer.safetensors"
+recovers 'optimizer.safetensors a byte short' optimizer.safetensors
 fresh_copy && : >"$newest/manifest.json"
 recovers 'manifest.json empty' manifest.json
 

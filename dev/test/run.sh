@@ -6,8 +6,9 @@
 # The tests of a trainer find the program that uses its models beside it.
 # A test prints "ok ...", "FAIL ..." or "skip ..." lines and ends with "N passed, N failed[, N skipped]". Only failures,
 # skips and the totals are shown; the whole output is in BUILD_FOLDER/test_logs. A test that ends with a failing status
-# or without its totals counts as one failure more. TEST_LIMIT: seconds after which a test is stopped, for runs that
-# nobody watches. LLMC_TEST_DATA: a folder of vocabularies and texts that some tests need (docs/testing.md).
+# or without its totals counts as one failure more. The slowest are named at the end. TEST_LIMIT: seconds after which a
+# test is stopped, for runs that nobody watches. LLMC_TEST_DATA: a folder of vocabularies and texts that some tests need
+# (docs/testing.md). ONLY: tests whose names begin with one of these words, such as "resume" or "ranks refuse".
 set -u
 # Waiting threads release their core: the machine may be busy, and results do not depend on it.
 export OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
@@ -22,6 +23,13 @@ logs=$build/test_logs
 mkdir -p "$logs"
 rm -f "$logs"/*.totals
 skipped=0
+ONLY=${ONLY:-}
+is_chosen() { # name
+    local word
+    [ -n "$ONLY" ] || return 0
+    for word in $ONLY; do [[ $1 != "$word"* ]] || return 0; done
+    return 1
+}
 
 # One test: its failures, skips and totals, the last in NAME.totals too.
 run_one() { # name, command...
@@ -41,7 +49,7 @@ run_one() { # name, command...
     fi
     grep -E '^(FAIL|skip)' "$log"
     printf '%-12s %5d passed, %d failed, %d skipped  (%d s)\n' "$name" "$p" "$f" "$s" $((SECONDS - start))
-    echo "$p $f $s" >"$logs/$name.totals"
+    echo "$p $f $s $((SECONDS - start)) $name" >"$logs/$name.totals"
 }
 
 # Two tests run at a time: most wait for a file or for one thread, and none measures time. Each is a process group of
@@ -49,11 +57,13 @@ run_one() { # name, command...
 set -m
 trap 'for job in $(jobs -pr); do kill -- "-$job"; done; exit 130' INT TERM
 run() {
+    is_chosen "$1" || return 0
     while [ "$(jobs -pr | wc -l)" -ge 2 ]; do wait -n; done
     run_one "$@" </dev/null &
 }
 
 skip() { # name, reason
+    is_chosen "$1" || return 0
     echo "skip $1: $2"
     skipped=$((skipped + 1))
 }
@@ -112,6 +122,12 @@ run cli bash dev/test/cli.sh "$gpt2"
 [ "${build##*/}" = san ] || run exercises env EXERCISE_LIMIT=300 bash dev/test/exercises.sh
 [ "${build##*/}" = san ] || run ladder bash dev/test/ladder.sh
 run threads bash dev/test/threads.sh "$gpt2"
+# Tables: what must be the same, what is refused. Of BERT only where it differs from GPT-2, or where its step is its own.
+tables=${PYTHON:-python3}
+for group in resume ranks late losses; do run ${group}_equal "$tables" dev/test/equal.py "$gpt2" $group; done
+for group in resume ranks late losses; do run ${group}_equal_bert "$tables" dev/test/equal.py "$bert" $group; done
+run refuse "$tables" dev/test/refuse.py "$gpt2"
+run refuse_bert "$tables" dev/test/refuse.py "$bert"
 run losses bash dev/test/losses.sh "$gpt2"
 [ "${build##*/}" = san ] || run entropy bash dev/test/entropy.sh "$gpt2"
 run flags bash dev/test/flags.sh "$gpt2"
@@ -161,7 +177,6 @@ run resume_bert bash dev/test/resume.sh "$bert"
 run fp8 bash dev/test/fp8.sh "$gpt2"
 run fp8_bert bash dev/test/fp8.sh "$bert"
 run run_dir bash dev/test/run_dir.sh "$gpt2"
-run run_dir_bert bash dev/test/run_dir.sh "$bert" short
 run profile_gpt2 bash dev/test/profile.sh "$gpt2"
 run profile_bert bash dev/test/profile.sh "$bert"
 run order "$build/test_order"
@@ -170,11 +185,11 @@ run ranks bash dev/test/ranks.sh "$gpt2"
 run ranks_bert bash dev/test/ranks.sh "$bert"
 run slurm bash dev/test/slurm.sh "$gpt2"
 [ "${build##*/}" = san ] || run docs bash dev/test/docs.sh "$build"
-run late bash dev/test/late.sh "$gpt2" "$build/late/train_gpt2"
-run late_bert bash dev/test/late.sh "$bert" "$build/late/train_bert"
 command -v nvidia-smi >/dev/null || skip gpu "this machine has no NVIDIA GPU"
 
 wait
+ls "$logs"/*.totals >/dev/null 2>&1 || { echo "no test's name begins with ONLY=$ONLY" >&2; exit 2; }
+echo "slowest: $(cat "$logs"/*.totals | sort -k 4,4nr | head -n 5 | awk '{ printf("%s%s %d s", (NR > 1 ? ", " : ""), $5, $4) }')"
 read -r passed failed more <<<"$(cat "$logs"/*.totals | awk '{ p += $1; f += $2; s += $3 } END { print p, f, s }')"
 skipped=$((skipped + more))
 if [ "$skipped" -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"

@@ -1,17 +1,13 @@
 #!/bin/bash
 # A run's directory: which run owns it, what it holds, and what happens to a run that is stopped or loses its terminal:
 #
-#     bash dev/test/run_dir.sh PROGRAM [short]          from the repository's root
+#     bash dev/test/run_dir.sh PROGRAM          train_gpt2, from the repository's root
 #
-# "short" skips what both trainers share. Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+# Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 set -u
 PROGRAM=${1:-}
-short=${2:-}
 . "$(dirname "$0")/shell.sh"
-case ${PROGRAM##*/} in
-    train_bert*) data=data/builtin/bert/train.bin val=data/builtin/bert/val.bin vocabulary=vocab.txt is_bert=1 ;;
-    *) data=data/builtin/train.bin val=data/builtin/val.bin vocabulary=vocab.json is_bert= ;;
-esac
+vocabulary=vocab.json
 MODEL=(-e L=1,C=16,NH=2,T=16 -b 2 -s 0)
 ENDLESS=("${MODEL[@]}" -x 1000000 -v 0)
 
@@ -42,8 +38,7 @@ join() {
 # A directory that is moved, deleted or replaced while a run uses it
 
 lost="^error: $work/out: was moved, deleted or replaced"
-for flags in "-n 1" "-n 0" ${short:+none}; do
-    [ "$flags" != none ] || continue
+for flags in "-n 1" "-n 0"; do
     rm -rf "$work/out" "$work/elsewhere"
     start '^step *1[0-9]/' "${ENDLESS[@]}" $flags -o "$work/out"
     mv "$work/out" "$work/elsewhere"
@@ -56,35 +51,33 @@ for flags in "-n 1" "-n 0" ${short:+none}; do
 done
 
 # The old run is stopped meanwhile, so that it finds another run's directory at its own path.
-if [ -z "$short" ]; then
-    for name in 'checkpoints' 'the log'; do
-        rm -rf "$work/out"
-        every=1
-        [ "$name" = checkpoints ] || every=0
-        start '^step *1[0-9]/' "${ENDLESS[@]}" -n $every -o "$work/out"
-        kill -STOP $pid
-        rm -rf "$work/out"
-        "$PROGRAM" "${MODEL[@]}" -x 3 -v 0 -n 1 -nk 0 -o "$work/out" </dev/null >/dev/null 2>"$work/other"
-        before=$(listing "$work/out")
-        kill -CONT $pid
-        join
-        why=$(ended_with_error 1 "$lost")
-        [ "$before" = "$(listing "$work/out")" ] || why=${why:-"the new run's files changed"}
-        [ ! -s "$work/other" ] || why=${why:-"the new run: $(head -n 1 "$work/other")"}
-        verdict "another run at its path: the old one leaves $name alone" "$why"
-    done
-
-    # A file that is written after every step.
-    rm -rf "$work/out" "$work/elsewhere"
-    start '^step *1[0-9]/' "${ENDLESS[@]/#-s/--seed}" -s 1 -n 0 -o "$work/out"
+for name in 'checkpoints' 'the log'; do
+    rm -rf "$work/out"
+    every=1
+    [ "$name" = checkpoints ] || every=0
+    start '^step *1[0-9]/' "${ENDLESS[@]}" -n $every -o "$work/out"
     kill -STOP $pid
-    mv "$work/out" "$work/elsewhere" && mkdir "$work/out" && : >"$work/out/.lock"
+    rm -rf "$work/out"
+    "$PROGRAM" "${MODEL[@]}" -x 3 -v 0 -n 1 -nk 0 -o "$work/out" </dev/null >/dev/null 2>"$work/other"
+    before=$(listing "$work/out")
     kill -CONT $pid
     join
     why=$(ended_with_error 1 "$lost")
-    [ "$(ls -A "$work/out")" = .lock ] || why=${why:-"written: $(ls -A "$work/out" | tr '\n' ' ')"}
-    verdict 'moved: no sample at the old path' "$why"
-fi
+    [ "$before" = "$(listing "$work/out")" ] || why=${why:-"the new run's files changed"}
+    [ ! -s "$work/other" ] || why=${why:-"the new run: $(head -n 1 "$work/other")"}
+    verdict "another run at its path: the old one leaves $name alone" "$why"
+done
+
+# A file that is written after every step.
+rm -rf "$work/out" "$work/elsewhere"
+start '^step *1[0-9]/' "${ENDLESS[@]/#-s/--seed}" -s 1 -n 0 -o "$work/out"
+kill -STOP $pid
+mv "$work/out" "$work/elsewhere" && mkdir "$work/out" && : >"$work/out/.lock"
+kill -CONT $pid
+join
+why=$(ended_with_error 1 "$lost")
+[ "$(ls -A "$work/out")" = .lock ] || why=${why:-"written: $(ls -A "$work/out" | tr '\n' ' ')"}
+verdict 'moved: no sample at the old path' "$why"
 
 if prepare_ranks; then
     rm -rf "$work/out" "$work/elsewhere"
@@ -112,6 +105,8 @@ start '^step *3/' "${ENDLESS[@]}" -n 0 -o "$work/out"
 kill -STOP $pid
 run "${MODEL[@]}" -x 2 -v 0 -o "$work/out"
 why=$(ended_with_error 2 "$work/out: another process is training there")
+run "${MODEL[@]}" -x 2 -v 0 -o "$work/out" --overwrite 1
+why=${why:-$(ended_with_error 2 "$work/out: another process is training there")}
 kill -CONT $pid
 kill -TERM $pid
 join
@@ -139,17 +134,15 @@ verdict 'editing the model in OUT does not change the checkpoint' "$why"
 # ---------------------------------------------------------------------------------------------------------
 # Names in OUT/ckpt
 
-if [ -z "$short" ]; then
-    mv "$work/out/ckpt/00000004" "$work/out/ckpt/000000004"
-    mkdir "$work/out/ckpt/mine.tmp" && : >"$work/out/ckpt/mine.tmp/notes"
-    run -y 1 -o "$work/out"
-    why=$(ended_with 0)
-    [ "$(ls "$work/out/ckpt" | tr '\n' ' ')" = '000000004 00000002 00000004 mine.tmp ' ] || why=${why:-"ckpt: $(ls "$work/out/ckpt" | tr '\n' ' ')"}
-    grep -q ' steps 3 to 4 ' "$work/stdout" || why=${why:-'it did not go on from step 2'}
-    [ ! -s "$work/stderr" ] || why=${why:-"stderr: $(head -n 1 "$work/stderr")"}
-    [ -f "$work/out/ckpt/mine.tmp/notes" ] || why=${why:-"somebody's file was deleted"}
-    verdict 'only names that a run gives count as checkpoints' "$why"
-fi
+mv "$work/out/ckpt/00000004" "$work/out/ckpt/000000004"
+mkdir "$work/out/ckpt/mine.tmp" && : >"$work/out/ckpt/mine.tmp/notes"
+run -y 1 -o "$work/out"
+why=$(ended_with 0)
+[ "$(ls "$work/out/ckpt" | tr '\n' ' ')" = '000000004 00000002 00000004 mine.tmp ' ] || why=${why:-"ckpt: $(ls "$work/out/ckpt" | tr '\n' ' ')"}
+grep -q ' steps 3 to 4 ' "$work/stdout" || why=${why:-'it did not go on from step 2'}
+[ ! -s "$work/stderr" ] || why=${why:-"stderr: $(head -n 1 "$work/stderr")"}
+[ -f "$work/out/ckpt/mine.tmp/notes" ] || why=${why:-"somebody's file was deleted"}
+verdict 'only names that a run gives count as checkpoints' "$why"
 
 # What no run has written is not removed, and no link is followed: a directory with a user's model, and a link to one.
 foreign() { # PATH FLAG...
@@ -170,7 +163,6 @@ one_line_about() { # PATH
 foreign ema --ema 0.9
 foreign ckpt/00000001.tmp
 foreign ckpt/00000001 --overwrite 1
-foreign ckpt/00000001.damaged --overwrite 1
 # A checkpoint that lost its manifest is the run's own all the same.
 rm -rf "${box:?}"/*
 run "${MODEL[@]}" -x 2 -v 0 -n 1 -o "$box/out"
@@ -201,24 +193,22 @@ verdict "-nk deletes no user's directory" "$why"
 
 # A new run takes OUT once it has read all that it needs. Here it stands still in a shard of 2^31 - 1 zeros, which it scans,
 # while another run trains in OUT.
-if [ -z "$is_bert" ]; then
-    rm -rf "$work/out"
-    { little_endian 4 20240520; little_endian 4 1; little_endian 4 2147483647; } >"$work/zeros.bin"
-    truncate -s $((1024 + 2 * 2147483647)) "$work/zeros.bin"
-    "$PROGRAM" "${MODEL[@]}" -i "$work/zeros.bin" -x 2 -v 0 -o "$work/out" </dev/null >"$work/late" 2>&1 &
-    late=$!
-    until ls -l /proc/$late/fd 2>/dev/null | grep -q zeros.bin || ! kill -0 $late 2>/dev/null; do sleep 0.01; done
-    kill -STOP $late
-    run "${MODEL[@]}" -x 3 -v 0 -o "$work/out"
-    why=$(ended_with 0)
-    before=$(listing "$work/out")
-    kill -CONT $late
-    wait $late
-    status=$?
-    [ $status -eq 2 ] && grep -q "^error: $work/out: another run has saved there since" "$work/late" || why=${why:-"status $status: $(tail -n 1 "$work/late")"}
-    [ "$before" = "$(listing "$work/out")" ] || why=${why:-"the other run's files changed"}
-    verdict 'a run leaves OUT alone if another one took it first' "$why"
-fi
+rm -rf "$work/out"
+{ little_endian 4 20240520; little_endian 4 1; little_endian 4 2147483647; } >"$work/zeros.bin"
+truncate -s $((1024 + 2 * 2147483647)) "$work/zeros.bin"
+"$PROGRAM" "${MODEL[@]}" -i "$work/zeros.bin" -x 2 -v 0 -o "$work/out" </dev/null >"$work/late" 2>&1 &
+late=$!
+until ls -l /proc/$late/fd 2>/dev/null | grep -q zeros.bin || ! kill -0 $late 2>/dev/null; do sleep 0.01; done
+kill -STOP $late
+run "${MODEL[@]}" -x 3 -v 0 -o "$work/out"
+why=$(ended_with 0)
+before=$(listing "$work/out")
+kill -CONT $late
+wait $late
+status=$?
+[ $status -eq 2 ] && grep -q "^error: $work/out: another run has saved there since" "$work/late" || why=${why:-"status $status: $(tail -n 1 "$work/late")"}
+[ "$before" = "$(listing "$work/out")" ] || why=${why:-"the other run's files changed"}
+verdict 'a run leaves OUT alone if another one took it first' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
 # Signals
@@ -232,21 +222,19 @@ why=$(ended_with 0)
 grep -q '^stopped by signal 1 after step [0-9]*, saved' "$work/stdout" || why=${why:-"$(tail -n 1 "$work/stdout")"}
 verdict 'SIGHUP saves and ends' "$why"
 
-if [ -z "$short" ]; then
-    rm -rf "$work/out"
-    starter=()
-    trap '' HUP
-    start '^step *3/' "${ENDLESS[@]}" -n 0 -o "$work/out"
-    trap 'exit 1' HUP
-    kill -HUP $pid
-    steps=$(grep -c '^step' "$work/stdout")
-    until [ "$(grep -c '^step' "$work/stdout")" -gt $((steps + 5)) ] || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done
-    kill -TERM $pid
-    join
-    why=$(ended_with 0)
-    grep -q '^stopped by signal 15 ' "$work/stdout" || why=${why:-"$(tail -n 1 "$work/stdout")"}
-    verdict 'SIGHUP that was ignored at the start stays ignored' "$why"
-fi
+rm -rf "$work/out"
+starter=()
+trap '' HUP
+start '^step *3/' "${ENDLESS[@]}" -n 0 -o "$work/out"
+trap 'exit 1' HUP
+kill -HUP $pid
+steps=$(grep -c '^step' "$work/stdout")
+until [ "$(grep -c '^step' "$work/stdout")" -gt $((steps + 5)) ] || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done
+kill -TERM $pid
+join
+why=$(ended_with 0)
+grep -q '^stopped by signal 15 ' "$work/stdout" || why=${why:-"$(tail -n 1 "$work/stdout")"}
+verdict 'SIGHUP that was ignored at the start stays ignored' "$why"
 
 # How a program ends if nobody reads its output.
 unread() { # FLAG...
@@ -270,11 +258,10 @@ ends_unread() { # NAME FLAG...
 ends_unread --help --help
 ends_unread '-x 0' "${MODEL[@]}" -x 0
 ends_unread --evaluate -y 1 -o "$work/out" --evaluate 1
-if [ -n "$is_bert" ]; then ends_unread --fill -y 1 -o "$work/out" --fill 'a [MASK] b'
-else ends_unread --generate -y 1 -o "$work/out" --generate 20; fi
+ends_unread --generate -y 1 -o "$work/out" --generate 20
 
 # ---------------------------------------------------------------------------------------------------------
-# A stopped and resumed run has the same log as an uninterrupted one
+# A run that is stopped during a validation has the log of an uninterrupted one
 
 steps_of() { grep '"step"' "$1/log.jsonl" | grep -v checkpoint_ms | sed -E 's/, "(ms|tok_s|seq_s|mfu|joules|mhz)": [^,}]*//g'; }
 same_log() { # NAME
@@ -282,15 +269,6 @@ same_log() { # NAME
     [ "$(steps_of "$work/out")" = "$(steps_of "$work/straight")" ] || why=${why:-"$(diff <(steps_of "$work/straight") <(steps_of "$work/out") | grep '^[<>]' | head -n 1)"}
     verdict "$1" "$why"
 }
-rm -rf "$work/out" "$work/straight"
-VALIDATED=("${MODEL[@]}" -x 2 -v 1 -m 4 -n 0)
-run "${VALIDATED[@]}" -o "$work/straight"
-run "${VALIDATED[@]}" --stop-after 1 -o "$work/out"
-why=$(ended_with 0)
-run -y 1 -o "$work/out" --stop-after 1
-run -y 1 -o "$work/out"
-same_log 'stopped at a validation: one of that step' "$why"
-
 # Stopped during a long validation, which is repeated when the run is resumed.
 rm -rf "$work/out" "$work/straight"
 LONG=("${MODEL[@]}" -x 1 -v 1 -m 3000 -n 0)
@@ -325,35 +303,17 @@ fifo() { # NAME PATTERN FILE FLAG...: FILE becomes a FIFO, for one run
     [ ! -e "$work/real" ] || mv "$work/real" "$file"
     verdict "a FIFO instead of $name" "$(ended_with_error 2 "$pattern" warnings)"
 }
-new=(-x 1 -n 0 -v 0 -o "$work/new")
 fifo "a checkpoint's model.safetensors" 'no complete checkpoint' "$work/out/ckpt/00000002/model.safetensors" -y 1 -o "$work/out" --evaluate 1
-fifo "a model's config.json" 'config.json: is not a regular file' "$work/out/config.json" -e "$work/out" "${new[@]}"
-fifo "a model's weights" 'model.safetensors: is not a regular file' "$work/out/model.safetensors" -e "$work/out" "${new[@]}"
-fifo 'training data' 'pipe.bin: is not a regular file' "$work/pipe.bin" "${MODEL[@]}" -i "$work/pipe.bin" "${new[@]}"
 mkdir "$work/new"
-fifo 'log.jsonl' 'log.jsonl: cannot be written' "$work/new/log.jsonl" "${MODEL[@]}" "${new[@]}"
-fifo '.lock' '.lock: is not a regular file' "$work/new/.lock" "${MODEL[@]}" "${new[@]}"
-if [ -n "$is_bert" ]; then
-    printf '0\tone\n1\ttwo\n' >"$work/c.tsv"
-    classify=(-e "$work/out" --task classify --labels 2 -i "$work/c.tsv" -t 16 "${new[@]}")
-    fifo 'the vocabulary' 'vocab.txt: is not a regular file' "$work/out/vocab.txt" "${classify[@]}" -j "$work/c.tsv"
-    fifo 'examples' 'pipe.tsv: is not a regular file' "$work/pipe.tsv" "${classify[@]}" -j "$work/pipe.tsv"
-    run -e "$work/out" --task classify --labels 2 -i "$work/c.tsv" -t 16 -x 1 -n 0 -v 0 -o "$work/classifier"
-    fifo 'predictions, before they are whole' 'predictions.*cannot be written' "$work/p.tmp" \
-        -e "$work/classifier" --task classify -j "$work/c.tsv" -t 16 --evaluate 1 --predictions "$work/p"
-else
-    fifo 'a multiple-choice set' 'pipe.bin: is not a regular file' "$work/pipe.bin" "${MODEL[@]}" --choices "$work/pipe.bin" --evaluate 1
-fi
-if [ -z "$short" ]; then
-    # A run warns of a file that it does not need, and continues.
-    rm -rf "$work/new" && mkdir "$work/new"
-    mkfifo "$work/new/loss.svg.tmp"
-    timeout -k 5 10 "$PROGRAM" "${MODEL[@]}" "${new[@]}" </dev/null >"$work/stdout" 2>"$work/stderr"
-    status=$?
-    why=$(ended_with 0)
-    grep -q '^warning: .*loss.svg' "$work/stderr" || why=${why:-'no warning'}
-    verdict 'a FIFO instead of loss.svg.tmp' "$why"
-fi
+fifo 'log.jsonl' 'log.jsonl: cannot be written' "$work/new/log.jsonl" "${MODEL[@]}" -x 1 -n 0 -v 0 -o "$work/new"
+# A run warns of a file that it does not need, and continues.
+rm -rf "$work/new" && mkdir "$work/new"
+mkfifo "$work/new/loss.svg.tmp"
+timeout -k 5 10 "$PROGRAM" "${MODEL[@]}" -x 1 -n 0 -v 0 -o "$work/new" </dev/null >"$work/stdout" 2>"$work/stderr"
+status=$?
+why=$(ended_with 0)
+grep -q '^warning: .*loss.svg' "$work/stderr" || why=${why:-'no warning'}
+verdict 'a FIFO instead of loss.svg.tmp' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
 # Descriptors that are closed at the start

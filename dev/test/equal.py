@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""Runs that must leave the same: dev/test/equal.txt, row by row.
+
+    dev/test/equal.py TRAINER [GROUP [ROW]]        from the repository's root, for example ./train_gpt2 resume
+
+A row is a line "NAME: HOW" and below it, indented, two or more runs (their form: dev/test/runs.py). Each is compared
+with the first one, and is a case of its own. Behind a run, "-> PATTERN" is what its output or log must contain. HOW:
+
+    bits [WHAT...]           WHAT are the same bytes (default: weights state log)
+    near TOLERANCE WHAT...   numbers differ by at most TOLERANCE against max(1, |first run's|), for the reason beside it
+    other WHAT...            WHAT differ: without that, rows of "bits" would prove nothing
+
+WHAT: weights (OUT's model), state (all tensors of the newest checkpoint), log (log.jsonl without times and scales), a
+key of log.jsonl such as val_loss, scales (of the loss), fp8 (scales and largest elements), average (OUT/ema), card
+(README.md), hashes (of the weights, when checkpoints are written). "make NAME = RUNS" makes a model that rows may name.
+
+Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
+"""
+
+import os
+import re
+import shlex
+import struct
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from runs import Cases, Runs, numbers, put_shard, read_table, tensors  # noqa: E402
+
+TIMES = re.compile(r', "(ms|tok_s|mfu|seq_s|joules|mhz|loss_scale)": [^,}]+')
+
+
+def put_files(runs):
+    """What rows train on besides the built-in corpus."""
+    at = lambda name: os.path.join(runs.files, name)
+    with open(at("data/builtin/train.bin"), "rb") as f:
+        first = list(memoryview(f.read(1024 + 2 * 97))[1024:].cast("H"))
+    put_shard(at("six.bin"), first)  # the first sequences of the corpus
+    put_shard(at("equal.bin"), [ord(c) for c in "abcadeafghbijklm"] * 64 + [97])  # all sequences are the same
+    put_shard(at("documents.bin"), [256 if i % 8 == 4 else 65 + i % 13 for i in range(97)])  # 256 begins a document
+    put_shard(at("all.bin"), first[:65])
+    put_shard(at("ones.bin"), first[:65], [1] * 72)
+    put_shard(at("some.bin"), first[:65], [i < 21 for i in range(65)])  # two of four sequences have no target
+    # Four documents of 10 to 18 tokens in three sentences: micro-batches differ in their numbers of masked tokens.
+    head = [20261121, 1, 60, 12, 4, 261, 256, 257, 258, 259, 260]
+    ends = [0, 3, 6, 10, 15, 20, 24, 30, 36, 42, 48, 54, 60, 0, 3, 6, 9, 12, 0, 0, 0, 0] + 4 * [2**32 - 1] + [0]
+    with open(at("lengths.bin"), "wb") as f:
+        f.write(struct.pack("<11I", *head).ljust(1024, b"\0") + struct.pack("<60H", *(i * i % 251 for i in range(60))))
+        f.write(struct.pack(f"<{len(ends)}I", *ends))
+    os.makedirs(at("texts"))
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        os.symlink(at("data/builtin/bert/" + name), at("texts/" + name))
+    with open(at("texts/train.tsv"), "w") as f:
+        f.writelines(f"{i % 2}\t{i}{i * i}\n" for i in range(10, 50))
+    with open(at("texts/rated.tsv"), "w") as f:
+        f.writelines(f"{i / 8}\t{i}{i * i}\n" for i in range(10, 50))
+    context = " ".join(f"word{i}" for i in range(12))
+    ask = '{"id": "%d", "question": "which?", "answers": [{"text": "word%d", "answer_start": %d}]}'
+    with open(at("texts/train.json"), "w") as f:
+        asked = ", ".join(ask % (i, i, context.index(f"word{i}")) for i in range(10))
+        f.write('{"data": [{"paragraphs": [{"context": "%s", "qas": [%s]}]}]}' % (context, asked))
+
+
+def newest(folder):
+    """The newest checkpoint, "" if there is none."""
+    at = os.path.join(folder, "out", "ckpt")
+    names = sorted(n for n in os.listdir(at) if n.isdigit()) if os.path.isdir(at) else []
+    return os.path.join(at, names[-1]) if names else ""
+
+
+def lines(folder):
+    with open(os.path.join(folder, "out", "log.jsonl"), encoding="utf-8") as f:
+        return [line.rstrip() for line in f]
+
+
+def text_of(folder, what):
+    """A thing of a run that is lines of text."""
+    if what == "log":
+        kept = [line for line in lines(folder) if line.startswith('{"step"') and "checkpoint_ms" not in line]
+        return [TIMES.sub("", line) for line in kept]
+    if what == "fp8":
+        with open(os.path.join(newest(folder), "trainer.json"), encoding="utf-8") as f:
+            return re.findall(r'"fp8": "[0-9a-f]+"', f.read())
+    if what == "card":
+        with open(os.path.join(folder, "out", "README.md"), encoding="utf-8") as f:
+            return f.read().split("\n")
+    key = {"scales": "loss_scale", "hashes": "weights_hash"}.get(what, what)
+    return re.findall(rf'"{key}": ([^,}}]+)', "\n".join(line for line in lines(folder) if line.startswith('{"step"')))
+
+
+def tensors_of(folder, what):
+    """A thing of a run that is tensors, by their names."""
+    if what == "state":
+        at = newest(folder)
+        files = sorted(n for n in os.listdir(at) if n.endswith(".safetensors"))
+        return {f"{n}: {k}": v for n in files for k, v in tensors(os.path.join(at, n)).items()}
+    return tensors(os.path.join(folder, "out", *(["ema"] if what == "average" else []), "model.safetensors"))
+
+
+def is_far(x, y, tolerance):
+    return not abs(x - y) <= tolerance * max(1, abs(x))
+
+
+def difference(first, second, what, tolerance):
+    """Where WHAT of two folders differs, with both values, or nothing; a tolerance of None asks for the same bits."""
+    if what not in ("weights", "state", "average"):
+        a, b = text_of(first, what), text_of(second, what)
+        if not a or len(a) != len(b):
+            return f"{what}: {len(a)} lines against {len(b)}"
+        for i, (x, y) in enumerate(zip(a, b)):
+            if x != y and (tolerance is None or is_far(float(x), float(y), tolerance)):
+                at = max(0, next((k for k in range(len(x)) if x[: k + 1] != y[: k + 1]), 0) - 20)
+                return f"{what}, line {i + 1}, from character {at + 1}: {x[at : at + 80]} against {y[at : at + 80]}"
+        return ""
+    a, b = tensors_of(first, what), tensors_of(second, what)
+    if a.keys() != b.keys():
+        return f"{what}: tensors {sorted(a.keys() ^ b.keys())[:3]} are in one of them"
+    for name in a:
+        if a[name] == b[name]:
+            continue
+        x, y = numbers(a[name]), numbers(b[name])
+        if len(x) != len(y):
+            return f"{what}, {name}: {len(x)} elements against {len(y)}"
+        for i in range(len(x)):
+            if x[i] != y[i] and (tolerance is None or is_far(x[i], y[i], tolerance)):
+                return f"{what}, {name}[{i}]: {x[i]} against {y[i]}"
+    return ""
+
+
+def untidy(folder):
+    """What a run must not leave, or nothing."""
+    out, at = os.path.join(folder, "out"), newest(folder)
+    left = [name for _, _, names in os.walk(out) for name in names if name.endswith(".tmp")]
+    if left:
+        return f"left behind: {left[0]}"
+    if at and tensors_of(folder, "weights") != tensors(at + "/model.safetensors"):
+        return "OUT does not show the newest model"
+    vocabulary = lambda place: {n for n in os.listdir(place) if n.startswith(("vocab", "merges", "token"))}
+    if os.path.isdir(out + "/ema") and vocabulary(out) != vocabulary(out + "/ema"):
+        return "the average of the weights has another tokenizer than the model"
+    return ""
+
+
+def judge(runs, how, first, run, pattern):
+    """Why a run is not to the first one what HOW says: the kind of its case and the reason."""
+    one, _, why = runs.after(first)
+    two, result, wrong = runs.after(run)
+    why = why or wrong
+    if "late build" in why or "mpirun" in why:
+        return "skip", why
+    if why:
+        return "FAIL", why
+    words = how.split()
+    tolerance = float(words[1]) if words[0] == "near" else None
+    what = words[2 if words[0] == "near" else 1 :] or ["weights", "state", "log"]
+    why = untidy(two)
+    if pattern and not re.search(pattern, result.stdout + "\n".join(lines(two))):
+        why = why or f"its output does not contain '{pattern}'"
+    found = [d for d in (difference(one, two, w, tolerance) for w in what if first != run) if d]
+    if words[0] == "other":
+        why = why or ("" if found else f"{', '.join(what)} are the same")
+    elif found:
+        why = why or found[0]
+    return ("FAIL", why) if why else ("ok", "")
+
+
+def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    runs, cases, chosen = Runs(sys.argv[1]), Cases(), sys.argv[2:]
+    rows, made = [], []
+    for group, line, text in read_table("equal.txt", runs.trainer):
+        if text.startswith("make "):
+            made.append((group, *(part.strip() for part in text[5:].split("=", 1))))
+        elif text[0] != " ":
+            rows.append((group, *(part.strip() for part in text.rsplit(": ", 1)), []))
+        else:
+            rows[-1][3].append((line, text.strip()))
+    rows = [row for row in rows if not chosen or row[0] == chosen[0] and chosen[1:] in ([], [row[1]])]
+    if not rows:
+        sys.exit(f"error: no row of equal.txt is in the group and has the name: {' '.join(chosen)}")
+    try:
+        put_files(runs)
+        for group, name, text in made:
+            why = runs.make(name, text) if group in [row[0] for row in rows] else ""
+            if why:
+                cases.case("FAIL", f"the model {name}", why)
+        for group, name, how, texts in rows:
+            first = texts[0][1].partition(" -> ")[0]
+            for line, text in texts[1:]:
+                run, _, pattern = text.partition(" -> ")
+                kind, why = judge(runs, how, first, run, pattern)
+                again = f"\n     {runs.repeat(first)}\n     {runs.repeat(run)}\n     " if kind == "FAIL" else ""
+                again += shlex.join([sys.argv[0], sys.argv[1], group, name]) if again else ""
+                cases.case(kind, f"{name}: {line}", why + again)
+    finally:
+        runs.remove()
+    return cases.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

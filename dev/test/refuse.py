@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""What a program refuses: dev/test/refuse.txt, and cases that follow from the flags that --help prints.
+
+    dev/test/refuse.py TRAINER [GROUP [CASE]]      from the repository's root, for example ./train_gpt2 flags
+
+A row is "FLAGS | STATUS PATTERN [| SOURCE: EDIT; EDIT]" (the form of FLAGS: dev/test/runs.py). The program must end
+with STATUS and with one line on stderr, "error: ...", that matches PATTERN, and create or change no file. STATUS 0: it
+must run. With a third field the row's `changed` is a copy of SOURCE with these edits (dev/test/edit.py). The PATTERN
+"same" stands for that of the row before. "make NAME = RUNS" makes a model, or a run to resume, that rows may name.
+
+Of each flag of each program, the group `generated` has these: no value, given twice, no number or choice, below
+its least value, above its most, hexadecimal, empty. Ends with `N passed, N failed, N skipped`; exit status 1 if one
+failed.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from edit import edit  # noqa: E402
+from runs import PROGRAMS, Cases, Runs, put_shard, read_table  # noqa: E402
+
+
+def listing(folder, status):
+    """All that is in a folder, and when it was changed. A run that has begun (STATUS 3) may leave its output, new*."""
+    found = {}
+    for at, folders, names in os.walk(folder):
+        for name in folders + names:
+            path = os.path.join(at, name)
+            if status == 3 and os.path.relpath(path, folder).startswith("new"):
+                continue
+            state = os.lstat(path)
+            found[path] = (state.st_mode, state.st_size, state.st_mtime_ns) if name in names else state.st_mode
+    return found
+
+
+def wrong_line(result, status, pattern):
+    """Why a refusal is not STATUS and one line that matches PATTERN, or nothing."""
+    why = result.wrong(status)
+    found = result.stderr.rstrip("\n").split("\n")
+    if why or status == 0:
+        return why
+    if len(found) != 1 or not found[0].startswith("error: "):
+        return f"stderr is not one line that begins with 'error:': {found[-3:]}"
+    return "" if re.search(pattern, found[0]) else f"'{found[0]}' does not match '{pattern}'"
+
+
+def refusal(runs, cases, name, run, status, pattern, again):
+    """Count the case of one run in the folder of files."""
+    words, missing = runs.command(run)
+    if missing:
+        cases.case("skip", name, missing)
+        return
+    words += [] if re.search(r"(^| )(-o|--output)", run) else ["-o", "new"]
+    before = listing(runs.files, status)
+    result = runs.start(words, runs.files)
+    why = wrong_line(result, status, pattern)
+    if status != 0 and before != listing(runs.files, status):
+        why = why or "files were created or changed"
+    shutil.rmtree(os.path.join(runs.files, "new"), ignore_errors=True)
+    cases.case("FAIL" if why else "ok", name, f"{why}\n     {shlex.join(words)}\n     {again}" if why else "")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Cases that follow from a flag's row
+
+
+class Row:
+    """A flag as --help prints it. allowed: its values; a text has none."""
+
+    def __init__(self, text):
+        self.short, self.long, self.allowed = re.match(r"  (-\S+)? +(--[a-z0-9-]+)", text).group(1) or "", "", ""
+        self.long = re.search(r"--[a-z0-9-]+", text)[0]
+        found = re.search(r"\[([^\[\]]+)\]$", re.sub(r"\s+", " ", text).strip())
+        if found and re.search(r"\.\.|>=|\|", found[1]):
+            self.allowed = found[1]
+
+    def cases(self):
+        """Pairs of arguments and what the error says besides the flag's name."""
+        name = re.escape(f"{self.short} {self.long}".strip())
+        yield [self.long], "needs a value"
+        value = re.split(r"\.\.|\|", self.allowed.replace(">= ", ""))[0] or "x"
+        yield [self.long, value, f"{self.long}={value}"], "given twice"
+        if self.short:
+            yield [self.short, value, self.long, value], "given twice"
+        if not self.allowed:
+            return
+        allowed = re.escape(self.allowed)
+        yield [f"{self.long}="], f"{name}: "
+        yield [self.long, "x"], f"{name}: 'x' .*{allowed}"
+        if "|" in self.allowed:
+            return
+        least, _, most = self.allowed.replace(">= ", "").partition("..")
+        below = f"{float(least) * 0.5 if 'e' in least else float(least) - 1:.9g}"
+        yield [self.long, below], f"{name}: '{below}' .*{allowed}"
+        yield [self.long, "nan"], f"{name}: 'nan' "
+        yield [self.long, "0x1"], f"{name}: '0x1' "
+        above = "1e999" if not most else "99999999999999999999" if "e" not in most and "." not in most else "1e39"
+        yield [self.long, above], f"{name}: '{above}' .*{allowed}"
+        if most and "." not in most and "e" not in most:
+            above = str(int(most) + 1)
+            yield [self.long, above], f"{name}: '{above}' .*{allowed}"
+
+
+def generated(runs, cases, which, only, again):
+    """The cases of one program's flags."""
+    mark = f"[{which}] " if which else ""
+    words, _ = runs.command(mark + "--help")
+    text = runs.start(words, runs.files).stdout
+    rows = [Row(part) for part in re.findall(r"^  (?:-|   ).* --.*(?:\n {40}.*)*", text, re.M) if "--help" not in part]
+    if len(rows) < 30:
+        cases.case("FAIL", f"the flags of {words[0]} --help", f"{len(rows)} were found")
+    for row in rows:
+        for arguments, pattern in row.cases():
+            run = mark + shlex.join(arguments)
+            if only in ("", run):
+                refusal(runs, cases, run, run, 2, pattern, again + shlex.quote(run))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Rows
+
+
+def put_files(runs):
+    at = lambda name: os.path.join(runs.files, name)
+    os.mkdir(at("data/shards"))
+    put_shard(at("data/shards/good.bin"), [0] * 100)
+    for name in ("good", "bad"):
+        shutil.copy(at("data/builtin/bert/train.bin"), at(f"data/shards/{name}_sentences.bin"))
+    os.mkdir(at("texts"))
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        shutil.copy(at("data/builtin/bert/" + name), at("texts"))
+    with open(at("texts/train.tsv"), "w") as f:
+        f.writelines(f"{'low middle top'.split()[i % 3]}\ttext {i}\n" for i in range(24))
+    asked = '{"id": "1", "question": "which?", "answers": [{"text": "def", "answer_start": 4}]}'
+    with open(at("texts/train.json"), "w") as f:
+        f.write('{"data": [{"paragraphs": [{"context": "abc def", "qas": [%s]}]}]}' % asked)
+    with open(at("texts/lines"), "w") as f:
+        f.write("abc\n\nabcdefghijklmnopqrstuvw")
+    with open(at("set.bin"), "wb") as f:  # "a", then " b", " cd", " e" or " f"
+        f.write(b"".join(n.to_bytes(4, "little") for n in (20240522, 1, 1, 40)).ljust(1024, b"\0"))
+        for n in (65535, 40, 0, 1, 4, 1, 97, 2, 32, 98, 3, 32, 99, 100, 2, 32, 101, 2, 32, 102):
+            f.write(n.to_bytes(2, "little"))
+
+
+def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    runs, cases = Runs(sys.argv[1]), Cases()
+    group_only, only = (sys.argv[2:] + ["", ""])[:2]
+    again = lambda group: f"{sys.argv[0]} {sys.argv[1]} {group} "
+    try:
+        put_files(runs)
+        last = ""
+        for group, line, text in read_table("refuse.txt", runs.trainer):
+            if group_only not in ("", group):
+                continue
+            if text.startswith("make "):
+                name, made = (part.strip() for part in text[5:].split("=", 1))
+                why = runs.make(name, made)
+                if why:
+                    cases.case("FAIL", f"the model {name}", why)
+                continue
+            run, expected, *edits = (part.strip() for part in text.split(" | "))
+            status, _, pattern = expected.partition(" ")
+            pattern = last = last if pattern == "same" else pattern
+            if only not in ("", line):
+                continue
+            shutil.rmtree(os.path.join(runs.files, "changed"), ignore_errors=True)
+            for field in edits:
+                source, _, commands = field.partition(":")
+                shutil.copytree(os.path.join(runs.files, source), os.path.join(runs.files, "changed"), symlinks=True)
+                for command in commands.split("; "):
+                    edit(os.path.join(runs.files, "changed"), *shlex.split(command))
+            refusal(runs, cases, line, run, int(status), pattern, again(group) + shlex.quote(line))
+        if group_only in ("", "generated"):
+            for which in ["", "use"] + ["tune"] * (runs.trainer == "bert"):
+                generated(runs, cases, which, only, again("generated"))
+    finally:
+        runs.remove()
+    return cases.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

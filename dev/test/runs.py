@@ -1,0 +1,206 @@
+"""What equal.py and refuse.py share: the form of tables, runs that are made once, files that rows name, counted cases.
+
+A table is read line by line. "#" begins a comment, "let NAME = TEXT" names text that later lines write as $NAME,
+"group NAME" begins the rows that are run alone on request, and lines behind "only gpt2" or "only bert" are for that
+trainer, up to "only both" or the next group.
+
+A run is flags, as on a command line, without -o. Words in brackets before them say what runs: "use" or "tune" the
+program that uses models or that fine-tunes, "late" the build whose collectives are late, "N ranks" several processes,
+"again" a run of its own though the flags are those of another. Runs with ";" between them take place in one folder, one
+after the other.
+"""
+
+import array
+import os
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+from edit import load as tensors  # noqa: F401
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+CORPUS = os.path.join(ROOT, "build", "test_corpus", "builtin")
+PROGRAMS = {"use": ("train_", "use_"), "tune": ("train_", "finetune_")}
+LIMIT = 120  # seconds of a run; 600 with sanitizers
+
+
+class Cases:
+    """Counts cases, as the shell tests do."""
+
+    def __init__(self):
+        self.count = {"ok": 0, "FAIL": 0, "skip": 0}
+
+    def case(self, kind, name, why=""):
+        self.count[kind] += 1
+        print(f"{kind:4} {name}" + (f": {why}" if why else ""), flush=True)
+
+    def finish(self):
+        print("{ok} passed, {FAIL} failed, {skip} skipped".format(**self.count))
+        return 1 if self.count["FAIL"] else 0
+
+
+def read_table(name, trainer):
+    """The rows of a table for TRAINER: (group, line as it is, text with what `let` named put in)."""
+    names, group, only = {}, "", "both"
+    with open(os.path.join(ROOT, "dev", "test", name), encoding="utf-8") as f:
+        for line in f:
+            text = "" if line.lstrip().startswith("#") else line.rstrip()
+            text = re.sub(r"\$([a-z_0-9]+)", lambda m: names.get(m[1], m[0]), text)
+            word, _, rest = text.partition(" ")
+            if word == "group":
+                group, only = rest, "both"
+            elif word == "only":
+                only = rest
+            elif only not in ("both", trainer):
+                continue
+            elif word == "let":
+                key, _, value = rest.partition("=")
+                names[key.strip()] = value.strip()
+            elif text:
+                yield group, line.strip(), text
+
+
+def output_of(*command):
+    found = shutil.which(command[0])
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout if found else ""
+
+
+class Result:
+    def __init__(self, status, stdout, stderr):
+        self.status, self.stdout, self.stderr = status, stdout, stderr
+
+    def wrong(self, status=0):
+        """Why the run did not end as it should, or nothing."""
+        found = re.search(r".*(Sanitizer|runtime error).*", self.stderr)
+        if found:
+            return f"sanitizer: {found[0]}"
+        if self.status != status:
+            last = " ".join(self.stderr.split("\n")[-4:])
+            return f"exit status {self.status} where {status} is promised; stderr: {last}"
+        return ""
+
+
+class Runs:
+    """Runs of one trainer and of the programs next to it, in a folder that goes away."""
+
+    def __init__(self, program):
+        self.program = os.path.realpath(program)
+        self.trainer = "bert" if "bert" in os.path.basename(program) else "gpt2"
+        if not os.access(self.program, os.X_OK) or not os.path.exists(CORPUS + "/train.bin"):
+            sys.exit(f"error: {program} or build/test_corpus is missing; make test-programs builds them")
+        with open(self.program, "rb") as f:
+            self.is_sanitized = b"__asan_init" in f.read()
+        self.work = tempfile.mkdtemp(prefix="runs.")
+        self.files, self.folders = os.path.join(self.work, "files"), {}
+        shutil.copytree(CORPUS, os.path.join(self.files, "data", "builtin"))
+        self.environment = dict(os.environ)
+        self.environment.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", LC_ALL="C")
+        self.environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        self.environment.update(OMPI_MCA_mpi_yield_when_idle="1")
+        if self.is_sanitized:
+            options = f"suppressions={ROOT}/dev/test/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
+            self.environment["LSAN_OPTIONS"] = options
+        self.most_ranks = 1 << 30
+        if self.program.endswith("cu"):  # a rank has a GPU of its own
+            self.most_ranks = output_of("nvidia-smi", "-L").count("GPU ")
+        has_mpi = shutil.which("mpirun") and "libmpi" in output_of("ldd", self.program)
+        self.no_ranks = "" if has_mpi else "mpirun was not found, or this build has no MPI"
+
+    def remove(self):
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def command(self, run):
+        """A run's words for the shell, and what keeps it from running here, or nothing."""
+        where, flags = re.match(r"(?:\[(.*?)\] *)?(.*)", run.strip()).groups()
+        words, program, missing = (where or "").split(), self.program, ""
+        folder, name = os.path.split(program)
+        for word in words:
+            if word in PROGRAMS:
+                program = os.path.join(folder, name.replace(*PROGRAMS[word]))
+            elif word == "late":
+                built = [f"{folder}/build/late/{name}", f"{folder}/late/{name}"]
+                program = next(filter(os.path.exists, built), "")
+                missing = "" if program else "the late build is missing"
+        start = []
+        if "ranks" in words:
+            ranks = words[words.index("ranks") - 1]
+            start = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", ranks]
+            missing = missing or self.no_ranks
+            missing = missing or ("" if int(ranks) <= self.most_ranks else f"mpirun: fewer than {ranks} GPUs")
+        return start + [program] + shlex.split(flags), missing
+
+    def start(self, words, folder):
+        pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        limit = 5 * LIMIT if self.is_sanitized else LIMIT
+        process = subprocess.Popen(words, cwd=folder, env=self.environment, **pipes)
+        try:
+            out, error = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # so that mpirun ends its ranks
+            try:
+                process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            return Result(124, "", f"it did not end in {limit} s")
+        return Result(process.returncode, out.decode(errors="replace"), error.decode(errors="replace"))
+
+    def folder(self):
+        """A new folder that shows the files that rows name."""
+        folder = os.path.join(self.work, f"run{len(os.listdir(self.work))}")
+        os.mkdir(folder)
+        for name in os.listdir(self.files):
+            os.symlink(os.path.join(self.files, name), os.path.join(folder, name))
+        return folder
+
+    def after(self, text):
+        """The folder after the runs of TEXT, made once, the last Result, and why it is not there, or nothing."""
+        if text in self.folders:
+            return self.folders[text]
+        before, _, run = text.rpartition(";")
+        folder, result, why = self.folder(), Result(0, "", ""), ""
+        if before:
+            earlier, _, why = self.after(before.strip())
+            if not why and os.path.isdir(earlier + "/out"):
+                shutil.copytree(earlier + "/out", folder + "/out", symlinks=True)
+        words, missing = self.command(run)
+        if not why:
+            result = Result(0, "", "") if missing else self.start(words + ["-o", "out"], folder)
+            why = missing or result.wrong()
+        self.folders[text] = folder, result, why
+        return self.folders[text]
+
+    def make(self, name, text):
+        """The result of runs as a model that rows may name."""
+        folder, _, why = self.after(text)
+        if not why:
+            shutil.copytree(folder + "/out", os.path.join(self.files, name))
+        return why
+
+    def repeat(self, text):
+        """What to type to repeat runs by hand."""
+        return "; ".join(shlex.join(self.command(run)[0] + ["-o", "out"]) for run in text.split(";"))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Files
+
+
+def numbers(tensor):
+    return array.array("f", tensor[2]) if tensor[0] == "F32" else tensor[2]
+
+
+def put_shard(path, tokens, mask=None):
+    """A file of tokens; MASK: for each whether it counts as a target."""
+    with open(path, "wb") as f:
+        f.write(struct.pack("<5i", 20240520, 1, len(tokens), 0, mask is not None).ljust(1024, b"\0"))
+        f.write(struct.pack(f"<{len(tokens)}H", *tokens))
+        if mask is not None:
+            bits = bytearray(-(-len(tokens) // 8))
+            for i, counts in enumerate(mask):
+                bits[i // 8] |= bool(counts) << i % 8
+            f.write(bits)
