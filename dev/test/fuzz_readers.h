@@ -365,7 +365,7 @@ static void trainer_run(void (*run)(int argc, char** argv), const char* flags) {
 #define BERT_DATA                                                                                                      \
     "-i corpus/sentences/uint16/input.bin -j corpus/sentences/uint16/input.bin -t 8 -b 1 --threads 1 -m 1 "
 // A resumed run has the model too: where no checkpoint is complete, it starts a new run with this one.
-#define TINY "-e L=1,C=4,NH=2,T=8,V=40 --async-checkpoint 0 "
+#define TINY "-e L=1,C=4,NH=2,T=8,V=40 "
 
 static void model_read(void) {
     char path[64];
