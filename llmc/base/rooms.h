@@ -1,6 +1,5 @@
-/* What a program does without a room: -DNO_MUON leaves out llmc/muon/, and so on. What the rest of a program sees of a
- * room, with and without it, is in the room's header room.h (of fp8: model/fp8.h). A flag that needs a room which is left
- * out is refused. */
+/* What a program does without a room: -DNO_MUON leaves out llmc/muon/, and so on. What others see of a room, with it or
+ * without, is in its room.h; of fp8, in model/fp8.h. A flag that needs a room which is left out is refused. */
 #ifndef LLMC_BASE_ROOMS_H
 #define LLMC_BASE_ROOMS_H
 

@@ -1,5 +1,5 @@
-/* Training in fp8 (--fp8) as the core sees it: llmc/fp8/, or with -DNO_FP8 what stands here. Then --fp8 1 is refused, no
- * operand has an 8-bit copy, and nothing else of this is called. */
+/* Training in fp8 (--fp8) as the core sees it: llmc/fp8/, or with -DNO_FP8 what stands here. Then --fp8 1 is refused,
+ * no operand has an 8-bit copy, and nothing else of this is called. */
 #ifndef LLMC_MODEL_FP8_H
 #define LLMC_MODEL_FP8_H
 
