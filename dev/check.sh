@@ -95,7 +95,7 @@ rooms_of() {
 }
 # Files outside a room, trainers and rooms included but not programs in apps/, that include a header of it. These numbers
 # only go down.
-most_files_naming="average:1 bert:1 checkpoint:1 choices:2 fp8:3 graph:1 hopper:2 import:2 lamb:1 muon:1 profile:1 text:3"
+most_files_naming="average:1 bert:1 checkpoint:1 choices:2 fp8:2 graph:1 hopper:2 import:2 lamb:1 muon:1 profile:1 text:3"
 folder_of() { local path=${1#llmc/}; echo "${path%%/*}"; }
 op() { local path=${1#llmc/ops/}; echo "${path%%/*}"; }  # its folder or its file below ops/
 is_core() { [[ " $core " == *" $1 "* ]]; }

@@ -1,5 +1,5 @@
-/* What a program does without a room: -DNO_FP8 leaves out llmc/fp8/, and so on. What the rest of a program sees of a room,
- * with and without it, is in the room's header room.h. A flag that needs a room which is left out is refused. */
+/* What a program does without a room: -DNO_MUON leaves out llmc/muon/, and so on. What others see of a room, with it or
+ * without, is in its room.h; of fp8, in model/fp8.h. A flag that needs a room which is left out is refused. */
 #ifndef LLMC_BASE_ROOMS_H
 #define LLMC_BASE_ROOMS_H
 
@@ -14,9 +14,6 @@ typedef struct {
 } RoomFlag;
 
 static const RoomFlag ROOMS_LEFT_OUT[] = {
-#ifdef NO_FP8
-    {"--fp8", NULL, "fp8"},
-#endif
 #ifdef NO_MUON
     {"--optimizer", "muon", "muon"},
     {"--optimizer", "normuon", "muon"},

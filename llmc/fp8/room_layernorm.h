@@ -7,7 +7,7 @@
 #ifndef NO_FP8
 #include "llmc/fp8/layernorm.h"
 #else
-#include "llmc/fp8/room.h"
+#include "llmc/model/fp8.h"
 #endif
 
 #endif

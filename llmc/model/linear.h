@@ -11,7 +11,7 @@
 #ifndef LLMC_MODEL_LINEAR_H
 #define LLMC_MODEL_LINEAR_H
 
-#include "llmc/fp8/room.h"
+#include "llmc/model/fp8.h"
 #include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/matmul/matmul.h"

@@ -3,7 +3,7 @@
 #ifndef LLMC_OPTIM_MODEL_BUFFERS_H
 #define LLMC_OPTIM_MODEL_BUFFERS_H
 
-#include "llmc/fp8/room.h"
+#include "llmc/model/fp8.h"
 #include "llmc/optim/fp32_copies.h"
 #include "llmc/optim/memory_plan.h"
 
