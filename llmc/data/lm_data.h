@@ -193,9 +193,7 @@ static inline double lm_data_targets(const BatchLm* from, uint64_t sequence, uin
 // B sequences of T rows each, the first of which is number `first` in the whole step.
 static inline Batch lm_data_batch(LmData* data, int B, int first) {
     const int *layout = data->layout, *rows = layout + data->B + 1, T = data->T;
-    Batch b;
-    memset(&b, 0, sizeof b);
-    b.inputs = data->inputs, b.targets = data->targets;
+    Batch b = {.inputs = data->inputs, .targets = data->targets};
     b.s.rows = B * T, b.s.count = B, b.s.max_length = T, b.s.sum_sq_len = (int64_t)B * T * T, b.s.first = first;
     b.s.cu_seqlens = layout, b.s.sequence = rows, b.s.position = rows + data->B * T;
     data->parts.first = (int)((uint32_t)first * (uint32_t)T);
