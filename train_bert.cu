@@ -2,14 +2,14 @@
  * apps/finetune_bert.cu trains the same encoder to classify texts and to answer questions; apps/use_bert.cu uses it.
  *
  * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, flags, main(). A
- * block is two lists of ops, forward_block() and backward_block(). Each op is a header in llmc/ops/: formula, plain C
- * reference, fast version. Most other functions begin with their header's name: run_update() is in llmc/run/run.h.
+ * block is two lists of ops, forward_block() and backward_block(). An op is a header in llmc/ops/: formula, reference,
+ * fast version. Most functions begin with the name of their header or its folder: run_update() is in llmc/run/step.h.
  *
  * No padding: a micro-batch packs N tokens of S sequences. The masked-token head reads only the M masked tokens.
- *
  * B batch size, T maximum sequence length, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
- * C = NH * HS channels, F channels inside the MLP (4 C). */
-#define ATTENTION_MASK FULL
+ * C = NH * HS channels, F channels inside the MLP (4 C). s: how the rows are split into sequences. floatX: the type of
+ * weights and activations; real: full precision. Operand: what a linear layer multiplies, and its 8-bit copy. */
+#define ATTENTION_MASK FULL            // compile attention with this mask only
 #include "llmc/bert/fill_mask.h"       // samples
 #include "llmc/bert/mlm_data.h"        // sentences, their pairs and masks
 #include "llmc/bert/mlm_evaluation.h"  // losses and accuracies on held-out text
@@ -65,10 +65,10 @@ typedef struct {
 } Grads;
 
 // ---------------------------------------------------------------------------------------------------------
-// Activations. A residual buffer first holds a branch's output, then its sum with the residual.
+// Activations. A buffer of a residual sum first holds a branch's output, then its sum with the branch's input.
 
 typedef struct {               // all [N, ...]
-    Operand in, att, ln1, fc;  // in: the block's input
+    Operand in, att, ln1, fc;  // in: the block's input; .v: the values; .q: their 8-bit copy with --fp8, else NULL
     floatX *qkv, *mid, *fc_pre, *out, *ln2;
     Operand dqkv, dfc, dmid, dout;  // gradients; dmid and dout are of the branches' outputs: branch_gradient()
     LayerNormStats ln1_stats, ln2_stats;
@@ -92,7 +92,7 @@ enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_TYPES, DIM_C, DIM_3C, DIM_F, DIM_N, DI
        DIM_LOSSES, DIM_DN, DIMS };
 
 static const TensorRow EMBEDDING_ROWS[] = {
-    // name in files                                             field                               shape                 stored           initial values  decay
+    // name in files                                             field                               shape                 stored           initial values  decay, layout in files, fp32 copy, Muon's matrices, 8-bit x and dy, x is read by others
     {"bert.embeddings.word_embeddings.weight",                     offsetof(Params, word),             {DIM_V, DIM_C},     OWN,     DIM_VP, INIT_NORMAL,    1},
     {"bert.embeddings.position_embeddings.weight",                 offsetof(Params, position),         {DIM_T, DIM_C},     OWN,     0,      INIT_NORMAL,    1},
     {"bert.embeddings.token_type_embeddings.weight",               offsetof(Params, type),             {DIM_TYPES, DIM_C}, OWN,     0,      INIT_NORMAL,    1},
@@ -153,7 +153,7 @@ typedef struct {
 
 typedef struct {
     Config config;
-    // Limits of a micro-batch: B rows of T tokens; N tokens in S sequences; M masked tokens.
+    // The largest micro-batch: N = B * T tokens, in at most S sequences; M of them are masked.
     int B, T, N, M, S;
     int Vp;  // vocabulary size with padding
     int recompute;
@@ -207,11 +207,11 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
     const Config* c = &m->config;
     const Sequences* s = &in->sequences;
     Embeddings tables = {.word = m->p.word, .position = m->p.position, .type = m->p.type};
-    EmbeddingInputs rows = {.tokens = in->tokens, .types = in->types, .s = s};
+    EmbeddingInputs inputs = {.tokens = in->tokens, .types = in->types, .s = s};
     scope_at(ctx, FORWARD, -1);
     if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, 0, ctx);  // the parameters outside the layers
     if (m->buffers.fp32_copies.copies) model_buffers_update_copies(&m->buffers, ctx);
-    embedding_forward(m->a.embedded, rows, tables, m->buffers.step.embedding, dropout_none(s), ctx);
+    embedding_forward(m->a.embedded, inputs, tables, m->buffers.step.embedding, dropout_none(s), ctx);
     layernorm_forward(m->a.ln0, m->a.ln0_stats, m->a.embedded, m->p.ln0, (Rows){s->rows, c->C}, (real)c->eps, ctx);
     dropout_forward(m->a.ln0, m->a.ln0, s->rows, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
     operand_fill(m->a.h[0].in, s->rows, c->C, ctx);
@@ -329,14 +329,14 @@ static void backward_encoder(Model* m, const MlmInput* in, Mode word_mode, Mode 
     const Config* c = &m->config;
     const Sequences* s = &in->sequences;
     EmbeddingGrads dtables = {.word = m->g.word, .position = m->g.position, .type = m->g.type};
-    EmbeddingInputs rows = {.tokens = in->tokens, .types = in->types, .s = s};
+    EmbeddingInputs inputs = {.tokens = in->tokens, .types = in->types, .s = s};
     LayerNormInputs ln0 = {
         .dy = m->a.dx, .x = m->a.embedded, .stats = m->a.ln0_stats, .w = m->p.ln0.w, .size = {.N = s->rows, .C = c->C}};
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
     dropout_backward(m->a.dx, m->a.dx, s->rows, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
     layernorm_backward(m->a.dx, m->g.ln0, ln0, SET, mode, ctx);
-    embedding_backward(dtables, m->a.dx, rows, m->buffers.step.embedding, dropout_none(s), word_mode, mode, ctx);
+    embedding_backward(dtables, m->a.dx, inputs, m->buffers.step.embedding, dropout_none(s), word_mode, mode, ctx);
 }
 
 // Backpropagate from the gradients in m->a.logits and m->a.pooled to all parameters.
@@ -573,7 +573,7 @@ static WeightRules weight_rules(const Config* c) {
 #ifndef NO_MAIN  // tests and apps/finetune_bert.cu include this file for the model only
 
 typedef struct {
-    Run run;  // settings, ranks, optimizer, log: llmc/run/run.h
+    Run run;  // settings, ranks, optimizer, log: llmc/run/state.h
     Model model;
     MlmSettings mlm;
     MlmSource data;

@@ -1,13 +1,14 @@
 /* Train GPT-2, from scratch or from a Hugging Face directory. One source builds for the CPU (gcc) and GPU (nvcc).
  *
  * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, flags, main(). A
- * block is two lists of ops, forward_block() and backward_block(). Each op is a header in llmc/ops/: formula, plain C
- * reference, fast version. Most other functions begin with their header's name: run_update() is in llmc/run/run.h.
+ * block is two lists of ops, forward_block() and backward_block(). An op is a header in llmc/ops/: formula, reference,
+ * fast version. Most functions begin with the name of their header or its folder: run_update() is in llmc/run/step.h.
  *
  * B batch size, T sequence length, N = B * T rows, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
- * C = NH * HS channels, F channels inside the MLP (4 C). */
-#define ATTENTION_MASK CAUSAL  // compile attention with this mask only
-#include "llmc/base/top_k.h"
+ * C = NH * HS channels, F channels inside the MLP (4 C). s: how the rows are split into sequences. floatX: the type of
+ * weights and activations; real: full precision. Operand: what a linear layer multiplies, and its 8-bit copy. */
+#define ATTENTION_MASK CAUSAL   // compile attention with this mask only
+#include "llmc/base/top_k.h"    // softmax_draw(), for samples
 #include "llmc/choices/room.h"  // HellaSwag and similar sets
 #include "llmc/data/lm_data.h"  // the loader of token batches
 #include "llmc/model/config.h"  // config.json as a table
@@ -16,7 +17,7 @@
 #include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/embedding/embedding.h"
 #include "llmc/ops/gelu.h"
-#include "llmc/run/run.h"         // opens, steps and closes a run
+#include "llmc/run/run.h"         // opens and closes a run
 #include "llmc/run/step.h"        // a step: all-reduce, update, log
 #include "llmc/run/vocabulary.h"  // token shards, their batches, their tokenizer
 
@@ -53,10 +54,10 @@ typedef struct {
 } Grads;
 
 // ---------------------------------------------------------------------------------------------------------
-// Activations, all [N, ...]. A residual buffer first holds a branch's output, then its sum with the residual.
+// Activations, of N rows. A buffer of the residual stream first holds a branch's output, then its sum with the stream.
 
 typedef struct {
-    Operand ln1, att, ln2, fc;
+    Operand ln1, att, ln2, fc;  // .v: the values; .q: their 8-bit copy with --fp8, else NULL
     floatX *qkv, *mid, *fc_pre, *out;
     Operand dqkv, dfc, dmid, dout;  // gradients; dmid and dout are of the branches' outputs: branch_gradient()
     LayerNormStats ln1_stats, ln2_stats;
@@ -65,7 +66,7 @@ typedef struct {
 
 typedef struct {
     floatX *embedded, *lnf, *logits;
-    Operand head_in, dlogits;  // head_in is lnf; the gradient of the logits replaces them
+    Operand head_in, dlogits;  // in the memory of lnf and of logits: the gradient replaces the logits
     LayerNormStats lnf_stats;
     real *losses, *loss;                // [N] per row; [1] their sum
     floatX *dx, *dbranch, *dln, *datt;  // activation gradients; dx is the residual stream's
@@ -77,7 +78,7 @@ enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_D
 
 // clang-format off
 static const TensorRow EMBEDDING_ROWS[] = {
-    // name in files                         field                              shape                 stored  initial values        decay, layout in files
+    // name in files                         field                              shape                 stored  initial values        decay, layout in files, fp32 copy, Muon's matrices, 8-bit x and dy
     {"transformer.wte.weight",                offsetof(Params, wte),             {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1, AS_IN_MEMORY, 0, 0, offsetof(Acts, head_in.q), offsetof(Acts, dlogits.q)},
     {"transformer.wpe.weight",                offsetof(Params, wpe),             {DIM_T, DIM_C},  OWN, 0,      INIT_NORMAL,          1},
 };
@@ -436,8 +437,7 @@ static Config config_read(const char* path) {
 static WeightRules weight_rules(const Config* c) {
     static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
     FileRules file = {.optional_prefix = "transformer.", .ignored = ignored, .ignored_count = c->tied ? 3 : 2};
-    WeightRules rules = {.std = c->init_range, .residual_std = c->init_range / sqrt(2.0 * c->L), .file = file};
-    return rules;
+    return (WeightRules){.std = c->init_range, .residual_std = c->init_range / sqrt(2.0 * c->L), .file = file};
 }
 
 #ifndef NO_MAIN  // tests include this file for the model only
@@ -452,7 +452,7 @@ static Text config_write(const Config* c, int bos, int eos) {
 }
 
 typedef struct {
-    Run run;  // settings, ranks, optimizer, log: llmc/run/run.h
+    Run run;  // settings, ranks, optimizer, log: llmc/run/state.h
     Model model;
     LmData data;
     MultipleChoiceSets choices;

@@ -228,7 +228,7 @@ static WeightRules task_weight_rules(const Config* c) {
 #ifdef FINETUNE_MAIN
 
 typedef struct {
-    Run run;  // settings, ranks, optimizer, log: llmc/run/run.h
+    Run run;  // settings, ranks, optimizer, log: llmc/run/state.h
     TaskModel model;
     TaskSettings task;
     TaskData examples;

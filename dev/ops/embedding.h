@@ -35,7 +35,7 @@ static inline void embedding_prepare(void* state) {
     EmbeddingSizes sizes = {k->z.V, k->z.T, k->z.types, k->z.C, k->z.padding};
     k->sizes = sizes, k->s = sequences_split(h, k->z.N, k->z.S, 11);
     CHECK(k->s.max_length <= k->z.T);
-    k->dropout = dropout_make(k->z.p, 42, 7, 0, SITE_DROPOUT_EMBEDDING, NULL);
+    k->dropout = dropout_make(k->z.p, 42, 7, 0, SITE_DROPOUT_EMBEDDING, &k->s);
     k->tokens = int_array(h, (size_t)k->z.N), k->types = k->z.types ? int_array(h, (size_t)k->z.N) : NULL;
     for (int n = 0; n < k->z.N; n++) {
         k->tokens[n] = embedding_token(h, k->z.tokens, n, k->z.V);

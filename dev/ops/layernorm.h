@@ -132,7 +132,7 @@ static inline void layernorm_magnitudes(LayernormCase* k) {
 
 static inline void layernorm_want_backward(void* state) {
     LayernormCase* k = (LayernormCase*)state;
-    LinearGrads d = {k->dw.want, k->db.want};
+    LayerNormGrads d = {k->dw.want, k->db.want};
     LayerNormRefInputs in = {k->dy.host, k->sum.host, k->mean.host, k->rstd.host, k->w.host, k->size};
     layernorm_backward_ref(k->dx.want, d, in, k->z.mode, k->z.other_mode);
     layernorm_magnitudes(k);

@@ -44,7 +44,7 @@ static inline double linear_sum_error(Harness* h, int N, int is_fast) {
         cublasLtMatmulHeuristicResult_t result;
         cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
         CHECK(matmul_propose(plan, &result, 1, &h->ctx) == 1);
-        matmul_point(plan, &o);
+        matmul_plan_set_operands(plan, &o);
         cublasCheck(matmul_launch(plan, &result.algo, &o, dw, &h->ctx));
         cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)0);
     } else matmul_product(key, &o, &h->ctx);

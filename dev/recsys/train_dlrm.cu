@@ -207,7 +207,7 @@ static double model_flops(const Model* m) {
 }
 
 typedef struct {
-    Run run;  // settings, optimizer, log: llmc/run/run.h
+    Run run;  // settings, optimizer, log: llmc/run/state.h
     Model model;
     Clicks data;
     BatchLoader loader;

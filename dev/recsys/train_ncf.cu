@@ -311,7 +311,7 @@ static size_t model_segments_bytes(const Model* m) {
 static double model_flops(const Model* m) { return mlp_flops(&m->config.mlp, m->B); }
 
 typedef struct {
-    Run run;  // settings, optimizer, log: llmc/run/run.h
+    Run run;  // settings, optimizer, log: llmc/run/state.h
     Model model;
     Ratings data;
     BatchLoader loader;

@@ -27,7 +27,7 @@ typedef struct {
     int* ints;
     Documents documents;
     ReadError error;
-} LmBatch;
+} HostBatch;
 
 typedef struct {
     int B, T;         // sequences of the largest micro-batch, and their tokens
@@ -40,11 +40,11 @@ typedef struct {
     BatchLm train, val;
     int has_val;
     ValEntropy val_entropy;
-    LmBatch now;  // read by the trainer itself
+    HostBatch now;  // read by the trainer itself
     // Read ahead: job n reads into batch[n % LM_AHEAD].
     Prefetch ahead;
     int is_ahead;  // the thread is running
-    LmBatch batch[LM_AHEAD];
+    HostBatch batch[LM_AHEAD];
     uint64_t next;    // the next job to use
     uint64_t stride;  // from one micro-batch of this rank to its next
 } LmData;
@@ -55,12 +55,12 @@ static inline int lm_data_planned_documents(int B, int N) { return B + N / LM_ME
 
 // Numbers of ints: of a micro-batch as it is read, of the layout, and of everything on the device, where the cu_seqlens
 // of a text come last.
-static inline size_t lm_batch_ints(int B, int T, int has_documents) {
+static inline size_t host_batch_ints(int B, int T, int has_documents) {
     return 2 * (size_t)B * (size_t)T + (has_documents ? documents_ints(B * T) : 0);
 }
 static inline size_t lm_layout_ints(int B, int T) { return (size_t)B + 1 + 2 * (size_t)B * (size_t)T; }
 static inline size_t lm_data_ints(int B, int T, int has_documents) {
-    return lm_batch_ints(B, T, has_documents) + lm_layout_ints(B, T) + 2;
+    return host_batch_ints(B, T, has_documents) + lm_layout_ints(B, T) + 2;
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ static inline size_t lm_data_ints(int B, int T, int has_documents) {
 
 // Allocate for micro-batches of at most B sequences of T tokens. lm_data_open() opens files to fill them from.
 static inline void lm_data_alloc(LmData* data, int B, int T, int end_of_text, Context* ctx) {
-    const size_t N = (size_t)B * (size_t)T, n = lm_layout_ints(B, T), read = lm_batch_ints(B, T, end_of_text >= 0);
+    const size_t N = (size_t)B * (size_t)T, n = lm_layout_ints(B, T), read = host_batch_ints(B, T, end_of_text >= 0);
     memset(data, 0, sizeof *data);
     data->B = B, data->T = T, data->end_of_text = end_of_text;
     data->device = (int*)device_alloc(ctx, lm_data_ints(B, T, end_of_text >= 0) * sizeof(int), "batch");
@@ -81,14 +81,14 @@ static inline void lm_data_alloc(LmData* data, int B, int T, int end_of_text, Co
     staging_end(&data->staging, ctx);
 }
 
-static inline void lm_batch_alloc(LmBatch* b, const LmData* data) {
-    b->ints = (int*)xmalloc(lm_batch_ints(data->B, data->T, data->end_of_text >= 0) * sizeof(int));
+static inline void host_batch_alloc(HostBatch* b, const LmData* data) {
+    b->ints = (int*)xmalloc(host_batch_ints(data->B, data->T, data->end_of_text >= 0) * sizeof(int));
     documents_place(&b->documents, b->ints + 2 * (size_t)data->B * (size_t)data->T, data->B * data->T);
 }
 
 // Read the sequences from number `sequence` on.
-static inline void lm_batch_read(LmBatch* b, const LmData* data, const BatchLm* from, uint64_t sequence,
-                                 ReadError* error) {
+static inline void host_batch_read(HostBatch* b, const LmData* data, const BatchLm* from, uint64_t sequence,
+                                   ReadError* error) {
     batch_lm_read(from, sequence, b->ints, b->ints + (size_t)data->B * (size_t)data->T, error);
     if (data->end_of_text >= 0) documents_find(&b->documents, b->ints, from->B, from->T, data->end_of_text);
 }
@@ -97,8 +97,8 @@ static inline void lm_batch_read(LmBatch* b, const LmData* data, const BatchLm* 
 static inline void* lm_data_work(void* state) {
     LmData* data = (LmData*)state;
     for (uint64_t job; prefetch_take(&data->ahead, &job); prefetch_done(&data->ahead)) {
-        LmBatch* b = &data->batch[job % LM_AHEAD];
-        lm_batch_read(b, data, &data->train, b->sequence, &b->error);
+        HostBatch* b = &data->batch[job % LM_AHEAD];
+        host_batch_read(b, data, &data->train, b->sequence, &b->error);
     }
     return NULL;
 }
@@ -130,8 +130,8 @@ static inline void lm_data_open(LmData* data, const char* train_pattern, const c
     if (data->has_val) val_entropy_open(&data->val_entropy, &data->val_shards, T);
     data->stride = (uint64_t)B * (uint64_t)ranks;
     if (data->end_of_text >= 0) lm_data_check_documents(data);
-    lm_batch_alloc(&data->now, data);
-    for (int i = 0; i < LM_AHEAD; i++) lm_batch_alloc(&data->batch[i], data);
+    host_batch_alloc(&data->now, data);
+    for (int i = 0; i < LM_AHEAD; i++) host_batch_alloc(&data->batch[i], data);
 }
 
 static inline void lm_data_close(LmData* data) {
@@ -150,15 +150,15 @@ static inline void lm_data_close(LmData* data) {
 
 // Let the thread read the micro-batch that starts with sequence number `sequence`.
 static inline void lm_data_ask(LmData* data, uint64_t sequence) {
-    LmBatch* b = &data->batch[data->ahead.asked % LM_AHEAD];
+    HostBatch* b = &data->batch[data->ahead.asked % LM_AHEAD];
     free(b->error.message);
     b->error.message = NULL;
     b->sequence = sequence;
     prefetch_ask(&data->ahead);
 }
 
-// The training micro-batch that starts with sequence number `sequence`, valid until the next call.
-static inline const LmBatch* lm_data_take(LmData* data, uint64_t sequence) {
+// The training micro-batch from number `sequence` on, valid until the next call. The thread reads it: lm_data_work().
+static inline const HostBatch* lm_data_take(LmData* data, uint64_t sequence) {
     if (!data->is_ahead) prefetch_open(&data->ahead, lm_data_work, data);
     data->is_ahead = 1;
     uint64_t asked = data->ahead.asked;
@@ -171,7 +171,7 @@ static inline const LmBatch* lm_data_take(LmData* data, uint64_t sequence) {
         data->next = asked;
         for (uint64_t i = 0; i < LM_AHEAD; i++) lm_data_ask(data, sequence + i * data->stride);
     }
-    const LmBatch* b = &data->batch[data->next % LM_AHEAD];
+    const HostBatch* b = &data->batch[data->next % LM_AHEAD];
     prefetch_wait(&data->ahead, data->next++);
     read_error_end(&b->error);
     return b;
@@ -193,9 +193,7 @@ static inline double lm_data_targets(const BatchLm* from, uint64_t sequence, uin
 // B sequences of T rows each, the first of which is number `first` in the whole step.
 static inline Batch lm_data_batch(LmData* data, int B, int first) {
     const int *layout = data->layout, *rows = layout + data->B + 1, T = data->T;
-    Batch b;
-    memset(&b, 0, sizeof b);
-    b.inputs = data->inputs, b.targets = data->targets;
+    Batch b = {.inputs = data->inputs, .targets = data->targets};
     b.s.rows = B * T, b.s.count = B, b.s.max_length = T, b.s.sum_sq_len = (int64_t)B * T * T, b.s.first = first;
     b.s.cu_seqlens = layout, b.s.sequence = rows, b.s.position = rows + data->B * T;
     data->parts.first = (int)((uint32_t)first * (uint32_t)T);
@@ -206,13 +204,13 @@ static inline Batch lm_data_batch(LmData* data, int B, int first) {
 // Load B sequences of data->train or data->val, from number `sequence` on, for all later launches.
 static inline Batch lm_data_load(LmData* data, BatchLm* from, uint64_t sequence, int B, int first, Context* ctx) {
     size_t n = (size_t)B * (size_t)data->T, N = (size_t)data->B * (size_t)data->T;
-    size_t ints = lm_batch_ints(data->B, data->T, data->end_of_text >= 0);
+    size_t ints = host_batch_ints(data->B, data->T, data->end_of_text >= 0);
     scope_at(ctx, FORWARD, -1);
     Scope scope = scope_open(ctx, "batch_load", 0, (double)(ints * sizeof(int)), "B=%d T=%d", B, data->T);
-    const LmBatch* read = &data->now;
+    const HostBatch* read = &data->now;
     from->B = B;
     if (from == &data->train) read = lm_data_take(data, sequence);
-    else lm_batch_read(&data->now, data, from, sequence, NULL);
+    else host_batch_read(&data->now, data, from, sequence, NULL);
     int* host = (int*)memcpy(staging_begin(&data->staging), read->ints, ints * sizeof(int));
     device_upload(ctx, data->inputs, host, n * sizeof(int));
     device_upload(ctx, data->targets, host + N, n * sizeof(int));
@@ -230,9 +228,9 @@ static inline Batch lm_data_load(LmData* data, BatchLm* from, uint64_t sequence,
     return lm_data_batch(data, B, first);
 }
 
-// Load the training micro-batch that starts with number `first` of the step that starts with number `step` of the data.
-static inline Batch lm_data_train(LmData* data, uint64_t step, int first, Context* ctx) {
-    return lm_data_load(data, &data->train, step + (uint64_t)first, data->B, first, ctx);
+// Load the training micro-batch that starts `first` sequences after number `step_sequence`, the first of its step.
+static inline Batch lm_data_train(LmData* data, uint64_t step_sequence, int first, Context* ctx) {
+    return lm_data_load(data, &data->train, step_sequence + (uint64_t)first, data->B, first, ctx);
 }
 
 // Load B sequences of the validation data.

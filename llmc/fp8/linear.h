@@ -97,15 +97,15 @@ static inline void fp8_product_run(const Fp8Linear* f, Fp8Product p, Context* ct
     if (p.pass == MATMUL_FORWARD) {
         fp8_unpack(a, p.a, OC, IC, 0, f, FP8_W);
         fp8_unpack(b, p.b, N, IC, 0, f, FP8_X);
-        r = product_forward((floatX*)p.d, b, linear, N, IC, OC);
+        r = matmul_product_forward((floatX*)p.d, b, linear, N, IC, OC);
     } else if (p.pass == MATMUL_BACKWARD_INPUT) {
         fp8_unpack(a, p.a, OC, IC, (size_t)OC, f, FP8_W);
         fp8_unpack(b, p.b, N, OC, 0, f, FP8_DY);
-        r = product_backward_input((floatX*)p.d, b, a, N, IC, OC);
+        r = matmul_product_backward_input((floatX*)p.d, b, a, N, IC, OC);
     } else {
         fp8_unpack(a, p.a, N, IC, Np, f, FP8_X);
         fp8_unpack(b, p.b, N, OC, Np, f, FP8_DY);
-        r = product_backward_weight((real*)p.d, b, a, N, IC, OC);
+        r = matmul_product_backward_weight((real*)p.d, b, a, N, IC, OC);
     }
     r.mode = p.mode;
     product_run(&r, ctx);

@@ -221,7 +221,7 @@ static inline void optimizer_step_shard(Optimizer* o, AdamWState state, AfterNor
 
 // Update the parameters. `grads` is the whole flat buffer, multiplied by the loss scale that the backward pass read
 // from &o->loss_scale->scale. Losses and gradients (at least the shard's) must already be summed over the ranks. Only
-// outlier detection reads `losses` (NULL: none). `r`: NULL for one rank.
+// outlier detection reads `losses` (NULL: none). `r`: read only if the state is sharded.
 static inline void optimizer_step(Optimizer* o, floatX* params, const real* grads, OptimizerSettings settings,
                                   const real* const losses[OUTLIER_LOSSES], GradSync* r, Context* ctx) {
     size_t begin = o->shard.begin, n = o->shard.size;

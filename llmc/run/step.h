@@ -147,7 +147,7 @@ static inline void run_share_plans(Run* r) {
     free(text), free(plans.text);
 }
 
-// The step is launched: start reading its results, which run_end_step() logs.
+// The step is launched: start the read of its results, which run_end_step() logs, and advance r->step.
 static inline void run_read_results(Run* r, StepLosses losses, StepWork work) {
     const Optimizer* o = &r->optimizer;
     LaunchedStep* launched = &r->launched[r->step % (int64_t)COUNT_OF(r->launched)];

@@ -46,8 +46,8 @@ static inline void attention_tile(real* c, size_t c_row, const real* a, size_t a
 // last become zero.
 static inline void attention_pack(real* panels, const real* x, size_t stride, size_t k_stride, int columns, int K) {
     for (int j = 0; j < columns; j += ATTENTION_PANEL, panels += (size_t)K * ATTENTION_PANEL)
-        matmul_pack(panels, ATTENTION_PANEL, x + (size_t)j * stride, stride, k_stride,
-                    min_int(ATTENTION_PANEL, columns - j), K);
+        product_pack(panels, ATTENTION_PANEL, x + (size_t)j * stride, stride, k_stride,
+                     min_int(ATTENTION_PANEL, columns - j), K);
 }
 
 // rows [ATTENTION_BLOCK, HS] = scale * x; zeros past the `count` rows that exist.

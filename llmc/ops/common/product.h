@@ -64,8 +64,8 @@ static inline void copy_row(real* to, const real* from) {
 }
 
 // tile [rows, TILE_COLS] (SET or ADD) = a strip of A, whose (i, k) is a[i * a_row + k * a_k], times a panel of B.
-__attribute__((always_inline)) static inline void matmul_tile_rows(real* tile, const real* a, size_t a_row, size_t a_k,
-                                                                   const real* b, int k, Mode mode, int rows) {
+__attribute__((always_inline)) static inline void product_tile_rows(real* tile, const real* a, size_t a_row, size_t a_k,
+                                                                    const real* b, int k, Mode mode, int rows) {
     const Vector zero = {0};
     Vector sum[TILE_ROWS][2];
     for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = zero;
@@ -89,12 +89,12 @@ __attribute__((always_inline)) static inline void matmul_tile_rows(real* tile, c
 }
 
 // The same for at least `rows` rows. A last strip with a third of the rows takes a third of the time.
-static inline void matmul_tile(real* tile, const real* a, size_t a_row, size_t a_k, const real* b, int k, Mode mode,
-                               int rows) {
+static inline void product_tile(real* tile, const real* a, size_t a_row, size_t a_k, const real* b, int k, Mode mode,
+                                int rows) {
     enum { THIRD = TILE_ROWS / 3 };
-    if (rows > 2 * THIRD) matmul_tile_rows(tile, a, a_row, a_k, b, k, mode, TILE_ROWS);
-    else if (rows > THIRD) matmul_tile_rows(tile, a, a_row, a_k, b, k, mode, 2 * THIRD);
-    else matmul_tile_rows(tile, a, a_row, a_k, b, k, mode, THIRD);
+    if (rows > 2 * THIRD) product_tile_rows(tile, a, a_row, a_k, b, k, mode, TILE_ROWS);
+    else if (rows > THIRD) product_tile_rows(tile, a, a_row, a_k, b, k, mode, 2 * THIRD);
+    else product_tile_rows(tile, a, a_row, a_k, b, k, mode, THIRD);
 }
 
 // One of each pair of strides is 1; `bias`, `activated` and `pre` may be NULL.
@@ -121,10 +121,9 @@ static inline int product_block(int size, int limit, int multiple) {
     return (int)round_up((size_t)((size + count - 1) / count), (size_t)multiple);
 }
 
-// to[k * width + i] = from[i * stride + k * k_stride] for i < count, 0 for count <= i < width. A tile reads `to`
-// sequentially.
-__attribute__((always_inline)) static inline void matmul_pack(real* to, int width, const floatX* from, size_t stride,
-                                                              size_t k_stride, int count, int k) {
+// to[k * width + i] = from[i * stride + k * k_stride] for i < count, 0 for count <= i < width: as a tile reads it.
+__attribute__((always_inline)) static inline void product_pack(real* to, int width, const floatX* from, size_t stride,
+                                                               size_t k_stride, int count, int k) {
     if (count < width) memset(to, 0, (size_t)width * (size_t)k * sizeof *to);
     if (stride == 1 && count == width && width == TILE_COLS)
         for (int j = 0; j < k; j++) copy_row(to + j * width, from + (size_t)j * k_stride);
@@ -136,8 +135,8 @@ __attribute__((always_inline)) static inline void matmul_pack(real* to, int widt
 }
 
 // Store rows x cols of a finished tile to c.
-static inline void matmul_store(floatX* c, size_t c_row, size_t c_col, const real* tile, int rows, int cols,
-                                Mode mode) {
+static inline void product_store(floatX* c, size_t c_row, size_t c_col, const real* tile, int rows, int cols,
+                                 Mode mode) {
     if (c_col == 1 && cols == TILE_COLS) {
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < TILE_COLS; j += LANES) {
@@ -186,13 +185,13 @@ static inline void product_finish(const Product* p, real* tile, int m, int n, in
         else
             for (int e = 0; e < TILE_ROWS * TILE_COLS; e++) tile[e] *= gelu_derivative(pre[e], GELU_TANH);
     }
-    matmul_store(p->c + at, p->c_row, p->c_col, tile, rows, cols, p->mode);
+    product_store(p->c + at, p->c_row, p->c_col, tile, rows, cols, p->mode);
     if (p->activated) {
         if (p->kind == GELU_ERF)
             for (int e = 0; e < TILE_ROWS * TILE_COLS; e++) tile[e] = gelu_value(tile[e], GELU_ERF);
         else
             for (int e = 0; e < TILE_ROWS * TILE_COLS; e++) tile[e] = gelu_value(tile[e], GELU_TANH);
-        matmul_store(p->activated + at, p->c_row, p->c_col, tile, rows, cols, SET);
+        product_store(p->activated + at, p->c_row, p->c_col, tile, rows, cols, SET);
     }
 }
 
@@ -247,9 +246,9 @@ static inline void product_task(const Product* p, const real* packed_b, real* ow
             else memset(own_strips + i * STRIP_ROW, 0, (size_t)k * sizeof *a);
         for (int q = 0; q < k && p->a_k != 1; q += STEP)
             for (int i = 0; i < rows; i += TILE_ROWS)
-                matmul_pack(own_strips + i * STRIP_ROW + q * TILE_ROWS, TILE_ROWS,
-                            a + (size_t)i * p->a_row + (size_t)q * p->a_k, p->a_row, p->a_k,
-                            min_int(TILE_ROWS, rows - i), min_int(STEP, k - q));
+                product_pack(own_strips + i * STRIP_ROW + q * TILE_ROWS, TILE_ROWS,
+                             a + (size_t)i * p->a_row + (size_t)q * p->a_k, p->a_row, p->a_k,
+                             min_int(TILE_ROWS, rows - i), min_int(STEP, k - q));
         real* tile = tiles;
         for (int j = 0; j < cols; j += TILE_COLS) {
             const real* panel = own_panel;
@@ -258,7 +257,7 @@ static inline void product_task(const Product* p, const real* packed_b, real* ow
             if (packed_b) panel = packed_b + (size_t)k0 * padded_n + (size_t)(n0 + j) * (size_t)k;
             else {
                 const floatX* b = p->b + (size_t)k0 * p->b_k + (size_t)(n0 + j) * p->b_col;
-                matmul_pack(own_panel, TILE_COLS, b, p->b_col, p->b_k, width, k);
+                product_pack(own_panel, TILE_COLS, b, p->b_col, p->b_k, width, k);
                 if (p->b_col == 1 && j + TILE_COLS < cols) next_panel = b + TILE_COLS;
                 else if (p->b_col == 1 && !is_last) next_panel = b + K_BLOCK * p->b_k - j;
             }
@@ -266,9 +265,10 @@ static inline void product_task(const Product* p, const real* packed_b, real* ow
                 int height = min_int(TILE_ROWS, rows - i);
                 product_prefetch(p, next, next_panel, m0, n0, k0, i, j);
                 Mode mode = k0 ? ADD : SET;
-                if (p->a_k != 1) matmul_tile(tile, own_strips + i * STRIP_ROW, 1, TILE_ROWS, panel, k, mode, height);
-                else if (i < in_place) matmul_tile(tile, a + (size_t)i * p->a_row, p->a_row, 1, panel, k, mode, height);
-                else matmul_tile(tile, own_strips + i * STRIP_ROW, STRIP_ROW, 1, panel, k, mode, height);
+                if (p->a_k != 1) product_tile(tile, own_strips + i * STRIP_ROW, 1, TILE_ROWS, panel, k, mode, height);
+                else if (i < in_place)
+                    product_tile(tile, a + (size_t)i * p->a_row, p->a_row, 1, panel, k, mode, height);
+                else product_tile(tile, own_strips + i * STRIP_ROW, STRIP_ROW, 1, panel, k, mode, height);
                 if (is_last) product_finish(p, tile, m0 + i, n0 + j, height, width);
                 if (p->K > K_BLOCK) tile += TILE_ROWS * TILE_COLS;
             }
@@ -303,9 +303,9 @@ static inline void product_run(const Product* p, Context* ctx) {
 #pragma omp for schedule(dynamic)
             for (int t = 0; t < panels * k_blocks; t++) {
                 int k0 = t / panels * K_BLOCK, n = t % panels * TILE_COLS, k = min_int(K_BLOCK, p->K - k0);
-                matmul_pack(packed_b + (size_t)k0 * (size_t)panels * TILE_COLS + (size_t)n * (size_t)k, TILE_COLS,
-                            p->b + (size_t)k0 * p->b_k + (size_t)n * p->b_col, p->b_col, p->b_k,
-                            min_int(TILE_COLS, p->N - n), k);
+                product_pack(packed_b + (size_t)k0 * (size_t)panels * TILE_COLS + (size_t)n * (size_t)k, TILE_COLS,
+                             p->b + (size_t)k0 * p->b_k + (size_t)n * p->b_col, p->b_col, p->b_k,
+                             min_int(TILE_COLS, p->N - n), k);
             }
         }
 #pragma omp for schedule(dynamic)

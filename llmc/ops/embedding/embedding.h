@@ -43,12 +43,12 @@ typedef struct {
 
 // Flops count word and position vectors only. Bytes count min(N, rows) rows of each table, because repeated rows come
 // from a cache. ADD reads and writes that many rows of a gradient; SET writes every row.
-#define EMBEDDING_ROWS(N, rows) ((double)min_int(N, rows))
-#define EMBEDDING_GRADIENT_ROWS(N, rows, mode) ((mode) == ADD ? 2 * EMBEDDING_ROWS(N, rows) : (double)(rows))
+#define EMBEDDING_ROWS_READ(N, rows) ((double)min_int(N, rows))
+#define EMBEDDING_GRADIENT_ROWS(N, rows, mode) ((mode) == ADD ? 2 * EMBEDDING_ROWS_READ(N, rows) : (double)(rows))
 #define EMBEDDING_FORWARD_FLOPS(N, C) (1.0 * (N) * (C))
 #define EMBEDDING_FORWARD_BYTES(N, z)                                                                                  \
-    ((EMBEDDING_ROWS(N, (z).V) + EMBEDDING_ROWS(N, (z).T) + EMBEDDING_ROWS(N, (z).types) + (N)) * (z).C *              \
-     sizeof(floatX))
+    ((EMBEDDING_ROWS_READ(N, (z).V) + EMBEDDING_ROWS_READ(N, (z).T) + EMBEDDING_ROWS_READ(N, (z).types) + (N)) *       \
+     (z).C * sizeof(floatX))
 #define EMBEDDING_BACKWARD_FLOPS(N, C) (2.0 * (N) * (C))
 #define EMBEDDING_BACKWARD_BYTES(N, z, word_mode, mode)                                                                \
     (1.0 * (N) * (z).C * sizeof(floatX) +                                                                              \
@@ -113,7 +113,7 @@ static inline size_t embedding_scratch_bytes(int N, int sequences, int T, Embedd
 enum { EMBEDDING_POSITIONS = 64, EMBEDDING_CHANNELS = 1024 };
 
 // y = the sum of row n's vectors.
-static inline void embedding_row(floatX* y, EmbeddingInputs in, Embeddings e, int n, int C) {
+static inline void embedding_forward_row(floatX* y, EmbeddingInputs in, Embeddings e, int n, int C) {
     const floatX* word = e.word + (size_t)in.tokens[n] * (size_t)C;
     const floatX* position = e.position + (size_t)in.s->position[n] * (size_t)C;
     const floatX* type = e.type ? e.type + (size_t)in.types[n] * (size_t)C : NULL;
@@ -190,7 +190,7 @@ static inline void embedding_forward(floatX* x, EmbeddingInputs in, Embeddings e
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* y = x + (size_t)n * (size_t)C;
-        embedding_row(y, in, e, n, C);
+        embedding_forward_row(y, in, e, n, C);
         if (dropout.threshold) dropout_multiply_row(y, dropout, n, 0, C);
     }
 #endif

@@ -109,11 +109,11 @@ static inline void residual_dropout_ref(real* r, const real* x, int N, int C, Dr
         }
 }
 
-static inline void layernorm_backward_ref(real* dx, LinearGrads d, LayerNormRefInputs in, Mode dx_mode, Mode d_mode) {
+static inline void layernorm_backward_ref(real* dx, LayerNormGrads d, LayerNormRefInputs in, Mode dx_mode,
+                                          Mode d_mode) {
     const real *dy = in.dy, *x = in.x, *mean = in.mean, *rstd = in.rstd, *w = in.w;
-    Rows size = in.size;
-    size_t C = (size_t)size.C;
-    for (int n = 0; n < size.N; n++) {
+    size_t C = (size_t)in.size.C;
+    for (int n = 0; n < in.size.N; n++) {
         size_t row = (size_t)n * C;
         double sum = 0, product = 0;
         for (size_t c = 0; c < C; c++) {
@@ -123,13 +123,13 @@ static inline void layernorm_backward_ref(real* dx, LinearGrads d, LayerNormRefI
         }
         for (size_t c = 0; c < C; c++) {
             double u = ((double)x[row + c] - mean[n]) * rstd[n], e = (double)dy[row + c] * w[c];
-            double g = rstd[n] * (e - sum / size.C - u * product / size.C);
+            double g = rstd[n] * (e - sum / in.size.C - u * product / in.size.C);
             dx[row + c] = (real)(dx_mode == ADD ? dx[row + c] + g : g);
         }
     }
     for (size_t c = 0; c < C; c++) {
         double weight = d_mode == ADD ? d.w[c] : 0, bias = d_mode == ADD ? d.b[c] : 0;
-        for (int n = 0; n < size.N; n++) {
+        for (int n = 0; n < in.size.N; n++) {
             size_t i = (size_t)n * C + c;
             weight += dy[i] * ((double)x[i] - mean[n]) * rstd[n];
             bias += dy[i];
@@ -177,7 +177,8 @@ static inline real layernorm_lanes_sum(const real* lane) {
     return sum;
 }
 
-static inline void layernorm_row(floatX* y, real* mean, real* rstd, const floatX* x, LayerNorm p, size_t C, real eps) {
+static inline void layernorm_forward_row(floatX* y, real* mean, real* rstd, const floatX* x, LayerNorm p, size_t C,
+                                         real eps) {
     real sums[LAYERNORM_LANES] = {0}, sum_sq[LAYERNORM_LANES] = {0};
     size_t whole = C / LAYERNORM_LANES * LAYERNORM_LANES;
     for (size_t c = 0; c < whole; c += LAYERNORM_LANES) {
@@ -194,8 +195,7 @@ static inline void layernorm_row(floatX* y, real* mean, real* rstd, const floatX
     real scale = (real)(1 / sqrt((double)(layernorm_lanes_sum(sum_sq) / (real)C) + (double)eps));
 #pragma omp simd
     for (size_t c = 0; c < C; c++) y[c] = (x[c] - average) * scale * p.w_fp32[c] + p.b[c];
-    *mean = average;
-    *rstd = scale;
+    *mean = average, *rstd = scale;
 }
 
 // r = x + dropout(r) of row n.
@@ -302,10 +302,10 @@ static inline void layernorm_backward_blocks(LayerNormTargets to, LayerNormInput
 }
 
 #endif
-#include "llmc/fp8/room_layernorm.h"
+#include "llmc/fp8/room_layernorm.h"  // here, because it uses what is above and the launchers call it
 
 // ---------------------------------------------------------------------------------------------------------
-// Launchers
+// Launchers (COMPILED_IF_CALLED: base/util.h)
 
 COMPILED_IF_CALLED static inline void layernorm_forward(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p,
                                                         Rows size, real eps, Context* ctx) {
@@ -318,7 +318,7 @@ COMPILED_IF_CALLED static inline void layernorm_forward(floatX* y, LayerNormStat
     size_t C = (size_t)size.C;
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < (size_t)size.N; n++)
-        layernorm_row(y + n * C, stats.mean + n, stats.rstd + n, x + n * C, p, C, eps);
+        layernorm_forward_row(y + n * C, stats.mean + n, stats.rstd + n, x + n * C, p, C, eps);
 #endif
     scope_close(&scope);
 }
@@ -342,7 +342,7 @@ COMPILED_IF_CALLED static inline void residual_layernorm_forward(Operand y, Resi
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < (size_t)size.N; n++) {
         residual_row(branch.r + n * C, x + n * C, (int)n, size.C, branch.dropout);
-        layernorm_row(y.v + n * C, stats.mean + n, stats.rstd + n, branch.r + n * C, p, C, eps);
+        layernorm_forward_row(y.v + n * C, stats.mean + n, stats.rstd + n, branch.r + n * C, p, C, eps);
     }
 #endif
     scope_close(&scope);

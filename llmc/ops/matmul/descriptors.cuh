@@ -132,20 +132,12 @@ static inline void matmul_set_scales(MatmulPlan* plan, const MatmulOperands* o) 
 }
 
 // Prepare the plan for a call with these operands.
-static inline void matmul_point(MatmulPlan* plan, const MatmulOperands* o) {
+static inline void matmul_plan_set_operands(MatmulPlan* plan, const MatmulOperands* o) {
     matmul_set_rows(plan, o->N);
     matmul_set_scales(plan, o);
     if (matmul_has_bias(plan->key.epilogue)) cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o->bias);
     if (matmul_has_aux(plan->key.epilogue))
         cublaslt_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o->aux);
-}
-
-static inline cublasStatus_t matmul_launch(const MatmulPlan* plan, const cublasLtMatmulAlgo_t* algorithm,
-                                           const MatmulOperands* o, void* d, Context* ctx) {
-    float one = 1, beta = plan->key.mode == ADD ? 1 : 0;
-    cublaslt_note(ctx, algorithm);
-    return cublasLtMatmul(ctx->cublaslt, plan->operation, &one, o->a, plan->a, o->b, plan->b, &beta, d, plan->d, d,
-                          plan->d, algorithm, ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES, ctx->stream);
 }
 
 // The algorithms that cuBLASLt proposes, best guess first. Returns their number, which may be 0.

@@ -12,7 +12,7 @@
  * Numerics on the CPU: GEMMs accumulate in `real` with fused multiply-adds over blocks of at most 256 terms. The
  * blocks' sums are added in order. db accumulates in double. The order depends on the shapes only.
  *
- * Files: ops/common/product.h has the GEMM of the CPU; plan.cuh is for the GPU, with its numerics. */
+ * Files: CPU: ops/common/product.h. GPU: plan.cuh (plans and launches), descriptors.cuh, epilogue.cuh. */
 #ifndef LLMC_OPS_MATMUL_MATMUL_H
 #define LLMC_OPS_MATMUL_MATMUL_H
 
@@ -129,7 +129,7 @@ static inline size_t matmul_scratch_bytes(int N, int IC, int OC) {
 }
 
 // Computes y = x w^T as y^T = w x^T. Only x, the smaller operand, is packed once for all tasks.
-static inline Product product_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC) {
+static inline Product matmul_product_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC) {
     Product r = {.M = OC, .N = N, .K = IC};
     r.c = y, r.c_row = 1, r.c_col = (size_t)OC;
     r.a = p.w, r.a_row = (size_t)IC, r.a_k = 1;
@@ -140,7 +140,8 @@ static inline Product product_forward(floatX* y, const floatX* x, Linear p, int 
     return r;
 }
 
-static inline Product product_backward_input(floatX* dx, const floatX* dy, const floatX* w, int N, int IC, int OC) {
+static inline Product matmul_product_backward_input(floatX* dx, const floatX* dy, const floatX* w, int N, int IC,
+                                                    int OC) {
     Product r = {.M = N, .N = IC, .K = OC};
     r.c = dx, r.c_row = (size_t)IC, r.c_col = 1;
     r.a = dy, r.a_row = (size_t)OC, r.a_k = 1;
@@ -149,7 +150,8 @@ static inline Product product_backward_input(floatX* dx, const floatX* dy, const
     return r;
 }
 
-static inline Product product_backward_weight(real* dw, const floatX* dy, const floatX* x, int N, int IC, int OC) {
+static inline Product matmul_product_backward_weight(real* dw, const floatX* dy, const floatX* x, int N, int IC,
+                                                     int OC) {
     Product r = {.M = OC, .N = IC, .K = N};
     r.c = dw, r.c_row = (size_t)IC, r.c_col = 1;
     r.a = dy, r.a_row = 1, r.a_k = (size_t)OC;
@@ -206,7 +208,7 @@ static inline void matmul_forward(floatX* y, const floatX* x, Linear p, int N, i
     MatmulOperands o = {.a = p.w, .b = x, .d = y, .bias = p.b, .N = N};
     matmul_product(matmul_key(MATMUL_FORWARD, N, IC, OC, mode, ctx), &o, ctx);
 #else
-    Product r = product_forward(y, x, p, N, IC, OC);
+    Product r = matmul_product_forward(y, x, p, N, IC, OC);
     r.mode = mode;
     product_run(&r, ctx);
 #endif
@@ -226,9 +228,8 @@ static inline void matmul_gelu_forward(floatX* y, floatX* pre, const floatX* x, 
         gelu_forward_start(y, pre, matmul_d_size(&key), kind, ctx);
     }
 #else
-    Product r = product_forward(pre, x, p, N, IC, OC);
-    r.activated = y;
-    r.kind = kind;
+    Product r = matmul_product_forward(pre, x, p, N, IC, OC);
+    r.activated = y, r.kind = kind;
     product_run(&r, ctx);
 #endif
     scope_close(&scope);
@@ -242,7 +243,7 @@ static inline void matmul_backward_input(floatX* dx, const floatX* dy, const flo
     MatmulOperands o = {.a = w, .b = dy, .d = dx, .N = N};
     matmul_product(matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, mode, ctx), &o, ctx);
 #else
-    Product r = product_backward_input(dx, dy, w, N, IC, OC);
+    Product r = matmul_product_backward_input(dx, dy, w, N, IC, OC);
     r.mode = mode;
     product_run(&r, ctx);
 #endif
@@ -258,9 +259,8 @@ static inline void matmul_gelu_backward_input(floatX* dpre, BiasGrad d, const fl
     matmul_product(matmul_key(MATMUL_BACKWARD_INPUT, N, IC, OC, SET, ctx), &o, ctx);
     matmul_gelu_backward_bias(d, dpre, pre, N, IC, kind, ctx);
 #else
-    Product r = product_backward_input(dpre, dy, w, N, IC, OC);
-    r.pre = pre;
-    r.kind = kind;
+    Product r = matmul_product_backward_input(dpre, dy, w, N, IC, OC);
+    r.pre = pre, r.kind = kind;
     product_run(&r, ctx);
     matmul_backward_bias(d, dpre, N, IC, ctx);
 #endif
@@ -276,7 +276,7 @@ static inline void matmul_backward_weight(LinearGrads d, const floatX* dy, const
     MatmulOperands o = {.a = x, .b = dy, .d = d.w, .N = N};
     matmul_product(matmul_key(MATMUL_BACKWARD_WEIGHT, N, IC, OC, mode, ctx), &o, ctx);
 #else
-    Product r = product_backward_weight(d.w, dy, x, N, IC, OC);
+    Product r = matmul_product_backward_weight(d.w, dy, x, N, IC, OC);
     r.mode = mode;
     product_run(&r, ctx);
 #endif

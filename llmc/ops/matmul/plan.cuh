@@ -35,6 +35,15 @@ enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8 };
 #define MATMUL_GAIN 1.05f       // speedup over cuBLASLt's first choice that another candidate needs
 #define MATMUL_TIMED_FLOPS 4e9  // smaller GEMMs take about 10 us; text generation has hundreds of such shapes
 
+// Launch a plan's GEMM with this algorithm. `d`: o->d, or a buffer in its place while candidates are timed.
+static inline cublasStatus_t matmul_launch(const MatmulPlan* plan, const cublasLtMatmulAlgo_t* algorithm,
+                                           const MatmulOperands* o, void* d, Context* ctx) {
+    float one = 1, beta = plan->key.mode == ADD ? 1 : 0;
+    cublaslt_note(ctx, algorithm);
+    return cublasLtMatmul(ctx->cublaslt, plan->operation, &one, o->a, plan->a, o->b, plan->b, &beta, d, plan->d, d,
+                          plan->d, algorithm, ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES, ctx->stream);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Saving and loading choices
 
@@ -210,7 +219,7 @@ static inline void matmul_plan_choose(MatmulPlan* plan, const MatmulOperands* o,
     int timed = ctx->autotune && 2.0 * k->N * k->IC * k->OC >= MATMUL_TIMED_FLOPS;
     int count = matmul_propose(plan, results, timed ? MATMUL_CANDIDATES : 1, ctx);
     plan->usable = count > 0;
-    matmul_point(plan, o);
+    matmul_plan_set_operands(plan, o);
     plan->microseconds = timed && count ? matmul_time_candidates(plan, o, results, count, ctx) : 0;
     if (count) plan->algorithm = results[0].algo;
 }
@@ -249,7 +258,7 @@ static inline MatmulKey matmul_key(int kind, int N, int IC, int OC, Mode mode, C
 }
 
 static inline void matmul_run(MatmulPlan* plan, const MatmulOperands* o, Context* ctx) {
-    matmul_point(plan, o);
+    matmul_plan_set_operands(plan, o);
     cublasStatus_t status = matmul_launch(plan, &plan->algorithm, o, o->d, ctx);
     if (status != CUBLAS_STATUS_SUCCESS && o->N != plan->key.N) {  // does not support every N of the range
         cublasLtMatmulHeuristicResult_t result;
