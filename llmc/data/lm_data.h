@@ -208,7 +208,6 @@ static inline Batch lm_data_load(LmData* data, BatchLm* from, uint64_t sequence,
     scope_at(ctx, FORWARD, -1);
     Scope scope = scope_open(ctx, "batch_load", 0, (double)(ints * sizeof(int)), "B=%d T=%d", B, data->T);
     const HostBatch* read = &data->now;
-    from->B = B;
     if (from == &data->train) read = lm_data_take(data, sequence);
     else host_batch_read(&data->now, data, from, sequence, NULL);
     int* host = (int*)memcpy(staging_begin(&data->staging), read->ints, ints * sizeof(int));
@@ -235,6 +234,7 @@ static inline Batch lm_data_train(LmData* data, uint64_t step_sequence, int firs
 
 // Load B sequences of the validation data.
 static inline Batch lm_data_val(LmData* data, uint64_t sequence, int B, Context* ctx) {
+    data->val.B = B;
     return lm_data_load(data, &data->val, sequence, B, 0, ctx);
 }
 
