@@ -65,7 +65,7 @@ most_read() { # lines, flag...
     echo "train_gpt2.cu $* reads $count lines, at most $most"
     if [ "$count" -le "$most" ]; then ok; else fail "train_gpt2.cu $*: $count lines"; fi
 }
-most_read 21729
+most_read 21734
 most_read 13283 $no_rooms
 if command -v nvcc >/dev/null; then
     core_only="nvcc -Xcicc -O0 -Xptxas -O0 -std=c++17 -arch=sm_90a -D_GNU_SOURCE -DPRECISION_BF16 $no_rooms -I. -Ibuild -cuda -o /dev/null"
@@ -148,7 +148,7 @@ for header in $headers $dev_headers; do
     [[ " $generated_headers " == *" $header "* ]] || most_lines "$header" 450
 done
 # These numbers only go down.
-most_lines train_gpt2.cu 669
+most_lines train_gpt2.cu 668
 most_lines train_bert.cu 722
 most_lines apps/finetune_bert.cu 387
 most_lines apps/use_gpt2.cu 173
