@@ -214,7 +214,7 @@ static inline void op_magnitudes(Harness* h, void* k, const Op* op, const Pass* 
 // The launcher of the case against its reference, and for any number of threads. An output that the reference leaves
 // alone must keep its bits.
 static inline void op_check(Harness* h, void* k, const Op* op, const Pass* pass) {
-    Array written[8];
+    Array written[8] = {{0}};
     int count = 0, has_sums = 0;
     op_reference(h, k, op, pass);
     for (const Arg* arg = op->args; arg->name; arg++)
