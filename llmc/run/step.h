@@ -318,15 +318,10 @@ static inline void run_save(Run* r) {
 }
 
 // Before the first step of this process: do the due work whose results the log lacks, as that of a new run does, or of
-// one that a signal or a kill has ended too early. A checkpoint that exists is saved again, with the results.
+// one that a signal or a kill has ended too early.
 static inline void run_catch_up(Run* r) {
-    int found = 0;
-    for (const DueWork* d = r->due; d < r->due + r->due_count; d++) {
-        if (!d->result || !run_is_due(r, d) || run_has_result(r, d->result)) continue;
-        run_do(r, d);
-        found |= run_has_result(r, d->result);
-    }
-    if (found && r->writer->step == r->step) r->writer->step = -1, run_save(r);
+    for (const DueWork* d = r->due; d < r->due + r->due_count; d++)
+        if (d->result && run_is_due(r, d) && !run_has_result(r, d->result)) run_do(r, d);
     run_restart_clock(r);
 }
 
