@@ -23,8 +23,8 @@ PASSES = {"forward": ("y", "x E4M3, w E4M3"), "input": ("dx", "dy E5M2, w E4M3")
 def ops(profile):
     """The rows of the table of ops."""
     page = (profile / "profile.html").read_text()
-    data, _ = json.JSONDecoder().raw_decode(page, page.index('{"title"'))
-    table = next(t for t in data["tables"] if t["id"] == "ops")
+    tables, _ = json.JSONDecoder().raw_decode(page, page.index('[{"id"'))
+    table = next(t for t in tables if t["id"] == "ops")
     names = [name for name, _ in table["columns"]]
     return [dict(zip(names, row)) for row in table["rows"]]
 

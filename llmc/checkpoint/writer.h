@@ -116,7 +116,7 @@ static inline void writer_commit(CheckpointWriter* w) {
     if (!bad) bad = writer_fails(w, sync_directory(w->tmp) != 0, "flush its directory");
     if (!bad) bad = writer_fails(w, run_lock_check(c->lock) != 0 || rename(w->tmp, w->dir) != 0, "rename it");
     if (!bad) bad = writer_fails(w, sync_directory(parent.text) != 0, "flush the directory above it");
-    if (!bad && checkpoint_publish(c->out, w->dir) != 0)
+    if (!bad && run_lock_check(c->lock) == 0 && checkpoint_publish(c->out, w->dir) != 0)
         w->warning =
             xprintf("%s: the newest model could not be copied there: %s; it is in %s", c->out, strerror(errno), w->dir);
     if (!bad) checkpoint_retire(c, w->step);

@@ -164,7 +164,7 @@ static inline void run_show_text(Run* r, const Text* text) {
     printf("sample after step %lld:\n---\n", (long long)r->step);
     fwrite(text->text, 1, text->length, stdout);  // bytes of any kind
     printf("\n---\n");
-    if (!*r->out) return;
+    if (!*r->out || run_lock_check(&r->lock) != 0) return;
     char* path = xprintf("%s/sample.txt", r->out);
     if (write_file(path, text->text, text->length) != 0) warn("%s: cannot be written: %s", path, strerror(errno));
     free(path);
