@@ -153,12 +153,10 @@ foreign() { # PATH FLAG...
         mkdir -p "$(dirname "$box/out/$path")" "$box/mine" && echo '{}' >"$box/mine/config.json"
         if [ $kind = link ]; then ln -s "$box/mine" "$box/out/$path"; else mv "$box/mine" "$box/out/$path"; fi
         run "${MODEL[@]}" -x 2 -v 0 -n 1 -nk 1 -o "$box/out" "$@"
-        why=$(one_line_about "$box/out/$path")
+        why=$(ended_with_error 2 "$box/out/$path: cannot be deleted: no run of this program has written it")
+        [ ! -e "$box/out/log.jsonl" ] || why=${why:-'log.jsonl was written'}
         verdict "a user's $path, a $kind: stays" "${why:-$([ -f "$box/out/$path/config.json" ] || echo 'it was deleted')}"
     done
-}
-one_line_about() { # PATH
-    grep -q "$1: cannot be deleted: no run of this program has written it\|$1: the average of the weights cannot be saved" "$work/stderr" || head -n 1 "$work/stderr"
 }
 foreign ema --ema 0.9
 foreign ckpt/00000001.tmp

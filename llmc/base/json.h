@@ -182,7 +182,7 @@ static inline int json_skip(JsonParser* p, char a, char b) {
 }
 
 static inline int json_number(JsonParser* p, JsonNode* node) {
-    size_t start = p->at, first = p->at + (size_t)json_skip(p, '-', '-'), whole = json_digits(p);
+    size_t start = p->at, first = start + (size_t)json_skip(p, '-', '-'), whole = json_digits(p);
     if (whole == 0) return json_fail(p, start, "expected a value; a '-' must be followed by digits");
     if (whole > 1 && p->text[first] == '0') return json_fail(p, start, "a number must not begin with 0");
     int has_fraction = json_skip(p, '.', '.');

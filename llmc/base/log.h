@@ -97,14 +97,15 @@ static inline void log_keep_results(Log* log, const JsonNode* line) {
     const JsonNode* step = json_get(line, "step");
     for (const JsonNode* m = step && step->is_integer ? line->first : NULL; m; m = m->next) {
         size_t i = 0;
-        if (m->type != JSON_NUMBER || !log_is_result(m->key)) continue;
+        if ((m->type != JSON_NUMBER && m->type != JSON_NULL) || !log_is_result(m->key)) continue;
         while (i < log->result_count && strcmp(log->results[i].key, m->key) != 0) i++;
         if (i == log->result_count) {
             log->results = (LogResult*)array_reserve(log->results, &log->result_capacity, i + 1, sizeof(LogResult));
             snprintf(log->results[i].key, LOG_KEY, "%s", m->key);
             log->result_count++;
         }
-        log->results[i].step = step->integer, log->results[i].value = m->number;
+        log->results[i].step = step->integer;
+        log->results[i].value = m->type == JSON_NULL ? NAN : m->number;  // null: it was not finite
     }
 }
 

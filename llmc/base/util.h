@@ -340,15 +340,12 @@ static inline int write_all(int fd, const void* bytes, size_t n) {
 
 // Read exactly n bytes at `offset`. Returns 0, or -1 with errno (0: the file ends early).
 static inline int pread_all(int fd, void* bytes, size_t n, uint64_t offset) {
-    char* p = (char*)bytes;
-    while (n) {
-        ssize_t got = pread(fd, p, n, (off_t)offset);
+    for (size_t done = 0; done < n;) {
+        ssize_t got = pread(fd, (char*)bytes + done, n - done, (off_t)(offset + done));
         if (got < 0 && errno == EINTR) continue;
         if (got == 0) errno = 0;
         if (got <= 0) return -1;
-        p += got;
-        offset += (uint64_t)got;
-        n -= (size_t)got;
+        done += (size_t)got;
     }
     return 0;
 }

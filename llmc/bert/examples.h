@@ -111,9 +111,9 @@ static inline int examples_batch_next(MlmBatch* b, int* number, const Examples* 
 // replaced.
 static inline void predictions_refuse_foreign(const char* flag, const char* path, const char* start) {
     char found[16];
-    CHECK(strlen(start) <= sizeof found);
+    size_t wanted = min_size(strlen(start), sizeof found);
     int fd = open_file(path);
-    ssize_t n = fd < 0 ? 0 : read(fd, found, strlen(start));
+    ssize_t n = fd < 0 ? 0 : read(fd, found, wanted);
     if (fd >= 0) close(fd);
     if (n < 0 || memcmp(found, start, (size_t)n) != 0)
         die(USAGE, "%s %s: exists and is not a file of this flag; choose another name, or remove it", flag, path);

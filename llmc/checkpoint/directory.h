@@ -200,14 +200,24 @@ static inline char* checkpoint_path(const char* out, int64_t step) {
     return xprintf("%s/ckpt/%08lld", out, (long long)step);
 }
 
-// Delete the directories of a kind in OUT/ckpt. Ends with USAGE at one that no run of this program has written.
-static inline void checkpoint_delete_kind(const char* out, const char* kind) {
+// End with USAGE if `path` is something that the run would remove, though no run of this program has written it.
+static inline void checkpoint_refuse_foreign(const char* path) {
+    if (!checkpoint_is_own(path))
+        die(USAGE,
+            "%s: cannot be deleted: no run of this program has written it; move it elsewhere, or choose another -o",
+            path);
+}
+
+enum { REFUSE_FOREIGN, DELETE_THEM };
+
+// Look at, or delete, the directories of a kind in OUT/ckpt.
+static inline void checkpoint_of_kind(const char* out, const char* kind, int use) {
     int64_t* steps;
     for (int i = checkpoint_list(out, kind, &steps) - 1; i >= 0; i--) {
         Path dir = path_of("%s/ckpt/%08lld%s", out, (long long)steps[i], kind);
-        if (checkpoint_remove(dir.text) != 0 && (errno == EPERM || !*kind))
-            die(errno == EPERM ? USAGE : FAILED, "%s: cannot be deleted: %s; move it elsewhere, or choose another -o",
-                dir.text, errno == EPERM ? "no run of this program has written it" : strerror(errno));
+        if (use == REFUSE_FOREIGN) checkpoint_refuse_foreign(dir.text);
+        else if (checkpoint_remove(dir.text) != 0 && !*kind)
+            die(FAILED, "%s: cannot be deleted: %s", dir.text, strerror(errno));
     }
     free(steps);
 }
@@ -303,7 +313,7 @@ static inline void checkpoint_retire(const Checkpoints* c, int64_t step) {
 // checkpoints after `step`, which are all damaged, and copy the model of the resumed `checkpoint` (NULL: none).
 static inline void checkpoint_clean(const char* out, const char* checkpoint, int64_t step) {
     int64_t* steps;
-    checkpoint_delete_kind(out, ".tmp");
+    checkpoint_of_kind(out, ".tmp", DELETE_THEM);
     for (int i = checkpoint_list(out, "", &steps) - 1; i >= 0 && steps[i] > step; i--) {
         char *dir = checkpoint_path(out, steps[i]), *aside = xprintf("%s.damaged", dir);
         checkpoint_remove(aside);

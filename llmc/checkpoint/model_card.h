@@ -79,7 +79,7 @@ static inline void card_results(Text* t, const Log* log, int is_average) {
     }
     for (size_t i = 0; i < log->result_count; i++) {
         const LogResult* r = &log->results[i];
-        if ((strncmp(r->key, "ema_", 4) == 0) != is_average) continue;
+        if ((strncmp(r->key, "ema_", 4) == 0) != is_average || !isfinite(r->value)) continue;
         text_printf(t, "%s| ", title);
         title = "";
         card_code(t, r->key, strlen(r->key));

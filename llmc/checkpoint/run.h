@@ -20,9 +20,15 @@ static inline int run_count_checkpoints(const char* out) {
     return count;
 }
 
-// Before anything is written: end with USAGE if the run would replace the files of another tokenizer.
+// Before anything is written: end with USAGE if the run would have to replace what no run has written.
 static inline void run_refuse_foreign(const Run* r) {
-    for (int i = 0; i < r->tokenizer_files.count && !r->earlier && !r->settings.overwrite; i++) {
+    int replaces = r->settings.overwrite;
+    checkpoint_of_kind(r->out, ".tmp", REFUSE_FOREIGN);
+    if (replaces) checkpoint_of_kind(r->out, "", REFUSE_FOREIGN);
+    if (replaces) checkpoint_of_kind(r->out, ".damaged", REFUSE_FOREIGN);
+    if (r->settings.ema > 0) checkpoint_refuse_foreign(path_of("%s/ema", r->out).text);
+    if (r->settings.ema > 0) checkpoint_refuse_foreign(path_of("%s/ema.tmp", r->out).text);
+    for (int i = 0; i < r->tokenizer_files.count && !r->earlier && !replaces; i++) {
         TokenizerFiles one = {.file = {r->tokenizer_files.file[i]}, .count = 1};
         char* path = xprintf("%s/%s", r->out, one.file[0].name);
         if (file_exists(path) && !tokenizer_files_match(&one, r->out))
@@ -35,7 +41,8 @@ static inline void run_refuse_foreign(const Run* r) {
 // Delete an earlier run's checkpoints with --overwrite, and the average of the weights if this run does not resume it.
 static inline void run_delete_earlier(Run* r) {
     char *average = xprintf("%s/ema", r->out), *half = xprintf("%s.tmp", average);
-    if (r->settings.overwrite) checkpoint_delete_kind(r->out, ".damaged"), checkpoint_delete_kind(r->out, "");
+    if (r->settings.overwrite) checkpoint_of_kind(r->out, ".damaged", DELETE_THEM);
+    if (r->settings.overwrite) checkpoint_of_kind(r->out, "", DELETE_THEM);
     if (r->settings.overwrite || (r->checkpoint && r->settings.ema == 0)) checkpoint_remove(average);
     checkpoint_remove(half);
     free(average), free(half);

@@ -313,6 +313,8 @@ static inline const char* settings_saved_text(const Flag* row, const JsonNode* s
     if (strcmp(row->long_name, "--fp8") == 0 && strcmp(saved->string, "2") == 0) return "1";
     if (strcmp(row->long_name, "--graph") == 0 && strcmp(saved->string, "auto") == 0) return "0";
     if (strcmp(row->long_name, "--loss-scale") != 0) return saved->string;
+    if (strcmp(saved->string, "fixed") == 0)
+        die(USAGE, "%s: the run has --loss-scale fixed, which was removed; -e starts a new run from its model", file);
     return strcmp(saved->string, "auto") == 0      ? "-1"
            : strcmp(saved->string, "off") == 0     ? "0"
            : strcmp(saved->string, "dynamic") == 0 ? "65536"
