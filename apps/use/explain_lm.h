@@ -2,9 +2,9 @@
 #ifndef APPS_USE_EXPLAIN_LM_H
 #define APPS_USE_EXPLAIN_LM_H
 
+#include "apps/explain/run.h"
 #include "apps/use/generate.h"
 #include "llmc/data/lm_data.h"
-#include "apps/explain/run.h"
 #include "llmc/run/run.h"
 
 // Read the text for a model of V tokens and `most` positions. Returns its number of tokens.

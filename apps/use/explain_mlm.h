@@ -3,8 +3,8 @@
 #ifndef APPS_USE_EXPLAIN_MLM_H
 #define APPS_USE_EXPLAIN_MLM_H
 
-#include "apps/use/mlm_texts.h"
 #include "apps/explain/run.h"
+#include "apps/use/mlm_texts.h"
 
 // The token ID of a label of n bytes.
 static inline int explain_mlm_label(const WordPiece* words, const char* flag, const char* label, size_t n) {
