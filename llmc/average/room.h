@@ -9,7 +9,7 @@
 
 typedef struct {
     double decay;
-    int64_t start, shown, saved;
+    int64_t start, saved;
     int is_in;
 } WeightAverage;
 

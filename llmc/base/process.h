@@ -1,7 +1,7 @@
 /* What a process sets up first: its standard descriptors, handlers for the signals that stop it, its share of the CPUs.
  *
- * That is the CPUs of its affinity mask, or fewer if its control group or a parent of it has a quota (cpu.max of version
- * 2, cpu.cfs_quota_us of version 1). OpenMP only knows the mask.
+ * That is the CPUs of its affinity mask, or fewer if its control group or a parent of it has a quota (cpu.max of
+ * version 2, cpu.cfs_quota_us of version 1). OpenMP only knows the mask.
  *
  * Waiting threads spin, by libgomp's default for milliseconds. On a busy machine they take CPU time from the thread
  * that they wait for. libgomp reads the number of threads and the length of the spinning from environment variables
@@ -79,9 +79,9 @@ static inline int cpu_share_threads(double quota, int cpus) {
     return quota >= cpus ? cpus : quota < 1 ? 1 : (int)quota;
 }
 
-// Open MPI binds a rank to one core unless the user chooses a binding. All host work, such as drawing the first weights,
-// would then have one thread. Give this rank an equal share of the CPUs of its launcher, which is this process's parent,
-// if that is more. Returns whether the mask has changed.
+// Open MPI binds a rank to one core unless the user chooses a binding. All host work, such as drawing the first
+// weights, would then have one thread. Give this rank an equal share of the CPUs of its launcher, this process's
+// parent, if that is more. Returns whether the mask has changed.
 static inline int cpu_share_unbind(void) {
     static const char* const choices[] = {"OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_hwloc_base_cpu_set",
                                           "OMPI_MCA_hwloc_base_cpu_list", "OMPI_MCA_rmaps_base_mapping_policy"};

@@ -1,8 +1,8 @@
 /* The directories of a run: OUT, with a copy of the newest model's files, and OUT/ckpt, with the checkpoints. Functions
  * list, keep and remove them.
  *
- * manifest.json of a checkpoint holds the size and CRC-32 of every file. Its last line holds the CRC-32 of the preceding
- * bytes, so that it also verifies itself. */
+ * manifest.json of a checkpoint holds the size and CRC-32 of every file. Its last line holds the CRC-32 of the bytes
+ * before it, so that it also verifies itself. */
 #ifndef LLMC_CHECKPOINT_DIRECTORY_H
 #define LLMC_CHECKPOINT_DIRECTORY_H
 
@@ -136,8 +136,8 @@ static inline int checkpoint_make_directory(const char* path) {
     return fd < 0 ? -1 : 0;
 }
 
-// Whether `path` may be removed: a directory with a manifest, a trainer.json (a damaged checkpoint may lack the manifest)
-// or nothing in it, and no link to one. A user's own is not. True if there is nothing.
+// Whether `path` may be removed: a directory, no link to one, that holds a manifest, a trainer.json (a damaged
+// checkpoint may lack the manifest) or nothing. A user's own is not. True if there is nothing.
 static inline int checkpoint_is_own(const char* path) {
     struct stat st;
     if (lstat(path, &st) != 0) return errno == ENOENT;
@@ -149,7 +149,7 @@ static inline int checkpoint_is_own(const char* path) {
     return dir && (is_own || entries == 2);  // "." and ".."
 }
 
-// Remove a directory below OUT and the plain files in it; the manifest last, in case the process is killed. Returns 0, or -1 with errno.
+// Remove a directory below OUT and its plain files, the manifest last, in case of a kill. Returns 0, or -1 with errno.
 static inline int checkpoint_remove(const char* path) {
     DIR* dir = opendir(path);
     if (!dir) return errno == ENOENT ? 0 : -1;
@@ -177,8 +177,8 @@ static inline int checkpoint_ascending(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// The steps of the directories of a kind in OUT/ckpt, ascending, into *steps (caller frees): "", the complete checkpoints,
-// ".tmp" or ".damaged". Returns their number.
+// The steps of the directories of a kind in OUT/ckpt, ascending, into *steps (caller frees). The kinds are "", the
+// complete checkpoints, ".tmp" and ".damaged". Returns their number.
 static inline int checkpoint_list(const char* out, const char* kind, int64_t** steps) {
     Path path = path_of("%s/ckpt", out);
     DIR* dir = opendir(path.text);

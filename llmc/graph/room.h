@@ -1,4 +1,4 @@
-/* Steps as CUDA graphs (--graph), as the rest of a program sees them. With -DNO_GRAPH every step is launched op by op. */
+/* Steps as CUDA graphs (--graph), as the rest of a program sees them. With -DNO_GRAPH steps are launched op by op. */
 #ifndef LLMC_GRAPH_ROOM_H
 #define LLMC_GRAPH_ROOM_H
 

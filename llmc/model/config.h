@@ -36,8 +36,8 @@ static inline int* config_size(void* config, const ConfigRow* rows, size_t count
     return NULL;
 }
 
-// Check a `config` from any source: integers against the limits of the rows, tokens against V, and that the heads divide
-// C. An F of 0 becomes 4 C.
+// Check a `config` from any source: integers against the limits of the rows, tokens against V, and that the heads
+// divide C. An F of 0 becomes 4 C.
 static inline void config_rows_check(void* config, const ConfigRow* rows, size_t count, const char* source) {
     const int *C = config_size(config, rows, count, "C"), *NH = config_size(config, rows, count, "NH"),
               *V = config_size(config, rows, count, "V");
@@ -75,8 +75,8 @@ static inline double config_row_value(const ConfigRow* row, const JsonNode* json
                                     : (double)json_get_int(json, row->key, file);
 }
 
-// Fill the fields of `config`, and check it. If a value is missing, has a wrong type or is out of range, report its key and exit with
-// USAGE.
+// Fill the fields of `config`, and check it. If a value is missing, has a wrong type or is out of range, report its key
+// and exit with USAGE.
 static inline void config_rows_read(void* config, const ConfigRow* rows, size_t count, const JsonNode* json,
                                     const char* file) {
     for (size_t i = 0; i < count; i++) {

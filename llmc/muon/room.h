@@ -1,5 +1,5 @@
-/* The optimizers Muon and NorMuon, as the rest of a program sees them. With -DNO_MUON nothing calls what stands here for
- * the room: flags_refuse_rooms() refuses --optimizer muon and normuon. */
+/* The optimizers Muon and NorMuon, as the rest of a program sees them. With -DNO_MUON nothing calls what stands here
+ * for the room: flags_refuse_rooms() refuses --optimizer muon and normuon. */
 #ifndef LLMC_MUON_ROOM_H
 #define LLMC_MUON_ROOM_H
 

@@ -1,5 +1,5 @@
-/* WordPiece vocabularies, as the rest of a program sees them. With -DNO_TEXT no directory has one: samples are numbers of
- * tokens. */
+/* WordPiece vocabularies, as the rest of a program sees them. With -DNO_TEXT no directory has one: samples are numbers
+ * of tokens. */
 #ifndef LLMC_TEXT_ROOM_WORDS_H
 #define LLMC_TEXT_ROOM_WORDS_H
 
