@@ -10,7 +10,6 @@
 
 typedef struct {
     const char* file;
-    char key[48];
     int count, is_cloze;
 } MultipleChoice;
 
