@@ -79,7 +79,7 @@ G      := $(B)/$(PRECISION)
 
 HAS_CC := $(shell command -v $(CC) 2>/dev/null)
 .DEFAULT_GOAL := $(if $(HAS_CC),all,help)
-.PHONY: all cpu apps gpu absent help setup quickstart quickstart-bert test check clean always
+.PHONY: all cpu apps gpu absent help setup quickstart quickstart-bert test test-full check check-all clean always
 .DELETE_ON_ERROR:
 
 # The programs are linked at the top, where people look for them; variants stay in their build folder.
@@ -145,8 +145,9 @@ help:
 	@echo "make               build the programs that this machine can build, and the built-in corpus"
 	@echo "make setup         install what is missing: a C compiler if there is none, and the optional parts"
 	@echo "make quickstart    set up, build, train a small GPT-2 on stories about a small world;  make quickstart-bert: a BERT"
-	@echo "make test          set up, build, run every test that this machine can run (ONLY=resume: those of this name)"
-	@echo "make check         seconds: every header alone, include direction, size budgets, formatting, links"
+	@echo "make test          set up, build, test: ten minutes on two cores (ONLY=resume: suites of this name;"
+	@echo "                   ONLY=ops OP=gelu: one op);  make test-full: the long suites, half an hour more"
+	@echo "make check         a minute: headers, include direction, sizes, formatting, links;  make check-all: the rest"
 	@echo "make read          what a plain training step runs: the files in the order to read them, their functions"
 	@echo "make ops           ops against their references;  make grad: against finite differences;  make bench: times"
 	@echo "make emulated      kernels on the CPU, without a GPU, against the same references (OP=attention for one op)"
@@ -168,14 +169,23 @@ quickstart quickstart-bert:
 	@$(MAKE) --no-print-directory data/builtin/train.bin data/builtin/bert/train.bin $(PROGRAMS)
 	@bash scripts/quickstart.sh $(addprefix ./,$(PROGRAMS))
 
+# What dev/test/run.sh gets; it builds what the suites need, with the variables of this command line.
+SUITES = B=$(B) T=$(or $(TOP:/=),.) E=$E CUDA_H=$(CUDA_H) CORPUS=$(TEST_CORPUS) MAKE_VARIABLES='$(MAKEOVERRIDES)' \
+         MAKEFLAGS= bash dev/test/run.sh
+
 test:
 	@bash dev/setup.sh --tests
-	@$(MAKE) --no-print-directory test-programs
-	-@$(MAKE) --no-print-directory $(B)/test_prefetch_tsan 2>/dev/null
-	@MAKEFLAGS= bash dev/test/run.sh $(B) $(GPT2) $(BERT) $(APPS)
+	@$(SUITES) quick
+
+test-full:
+	@bash dev/setup.sh --tests
+	@$(SUITES) full
 
 check:
 	@MAKEFLAGS= bash dev/check.sh
+
+check-all:
+	@MAKEFLAGS= bash dev/check.sh --all
 
 clean:
 	rm -rf build train_gpt2 train_bert use_gpt2 use_bert finetune_bert $(GPU_PROGRAMS)

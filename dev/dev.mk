@@ -1,9 +1,6 @@
 # Programs of development: tests, checks of GPU code, ladders and exercises, the recommenders. Included by the Makefile.
 
-.PHONY: read test-programs ops emulated grad bench exercise ladder san mutants cubins recsys recsys-test
-
-# Test programs of the CPU build; ops and the double builds come besides.
-TESTS := gpt2 bert base data world llmc_files choices squad examples bpe prefetch run profile order comm
+.PHONY: read ops emulated grad bench exercise ladder san run-san mutants cubins recsys recsys-test
 
 # The recommenders (dev/recsys): the trainers, and tests in float and in double.
 RECSYS := $(addprefix $(B)/train_,dlrm ncf)
@@ -127,11 +124,6 @@ $(TEST_CORPUS): $(B)/test_text $(B)/byte_corpus
 	$(B)/test_text build/test_corpus/text
 	$(B)/byte_corpus build/test_corpus/text $(@D)
 
-test-programs: $(GPT2) $(BERT) $(APPS) $(TEST_CORPUS) data/builtin/train.bin data/builtin/bert/train.bin \
-	$(addprefix $(B)/test_,$(TESTS) gpt2_double bert_double) $(addprefix $(B)/late/train_,gpt2 bert) \
-	$(B)/ops $(B)/ops_double $(RECSYS) $(RECSYS_TESTS) \
-	$(if $(CUDA_H),$(EMULATED) $E/train_gpt2 $E/train_bert $E/finetune_bert)
-
 ops: $(if $(OP),$(B)/one_op/$(OP),$(B)/ops)
 	$< test $(OP)
 
@@ -156,10 +148,10 @@ exercise:
 
 san:
 	@$(MAKE) --no-print-directory build/builtin_corpus
-	@$(MAKE) --no-print-directory SANITIZE=1 $(TEST_CORPUS) $(addprefix build/san/test_,$(TESTS) fuzz dlrm ncf) \
-	    $(addprefix build/san/,train_gpt2 train_bert use_gpt2 use_bert finetune_bert late/train_gpt2 late/train_bert ops \
-	    train_dlrm train_ncf)
-	@MAKEFLAGS= bash dev/test/run.sh build/san $(addprefix build/san/,train_gpt2 train_bert use_gpt2 use_bert finetune_bert)
+	@$(MAKE) --no-print-directory SANITIZE=1 run-san
+
+run-san:
+	@$(SUITES) san
 
 recsys: $(RECSYS) $(if $(HAS_NVCC),$(RECSYS_GPU))
 

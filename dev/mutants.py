@@ -17,7 +17,8 @@ An entry of the list, after an empty line:
     FILE
     -old line
     +new line                       without it the old line is deleted
-    : TEST                          a key of TESTS below; if there are several, each must fail
+    : TEST                          a suite of dev/test/suites.txt, with more words for its command, such as "ops gelu",
+                                    or ops_80 or ops_90a (kernels on the CPU); if there are several, each must fail
 
 Lines that begin with a space, before or after, are context to locate an old line that is not unique. Spaces at the ends
 of lines do not count. Builds use -O1, which takes half the time.
@@ -31,6 +32,7 @@ import os
 import re
 import shutil
 import signal
+import string
 import subprocess
 import sys
 import tempfile
@@ -41,68 +43,44 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIST = os.path.join("dev", "mutants.txt")
 LEAST = 30
 MAKE = ["make", "OPT=-O1 -march=native"]
+VENV = os.path.join(ROOT, "build", "venv", "bin", "python")  # it has the packages that some tests need
+PYTHON = os.environ.get("PYTHON") or (VENV if os.path.exists(VENV) else sys.executable)
 SHORTEST, FACTOR, LONGEST_BUILD = 60, 10, 900  # limits in seconds; FACTOR: times the time without a fault
 LARGEST_LOG = 64 << 20  # bytes; a program that writes more is in a loop
 
-DATA = ["build/test_corpus/builtin/train.bin"]
-# What is built and what is run. "ops OP", "grad OP" and so on: one op of the harness. "equal GROUP", "refuse GROUP": a group of
-# the rows of equal.txt or refuse.txt.
-TESTS = {
-    "ops": (["build/ops"], ["build/ops", "test"]),
-    "grad": (["build/ops_double"], ["build/ops_double", "grad"]),
-    "ops_80": (["build/emulated/bf16/ops_80"], ["build/emulated/bf16/ops_80", "test"]),
-    "ops_90a": (["build/emulated/bf16/ops_90a"], ["build/emulated/bf16/ops_90a", "test"]),
-    "graph": (["build/emulated/bf16/train_bert", "build/emulated/bf16/finetune_bert"] + DATA, ["bash", "dev/test/graph.sh", "build/emulated/bf16/train_bert"]),
-    "text": (["build/test_text", "build/builtin_corpus"] + DATA, ["bash", "dev/test/text.sh", "build/test_text"]),
-    "base": (["build/test_base"], ["build/test_base"]),
-    "data": (["build/test_data"] + DATA, ["build/test_data"]),
-    "world": (["build/test_world"], ["build/test_world"]),
-    "bpe": (["build/test_bpe"], ["build/test_bpe"]),
-    "llmc_files": (["build/profile_page.inc", "build/test_llmc_files"], ["build/test_llmc_files"]),
-    "examples": (["build/profile_page.inc", "build/test_examples"], ["build/test_examples"]),
-    "squad": (["build/profile_page.inc", "build/test_squad"], ["build/test_squad"]),
-    "run": (["build/test_run"] + DATA, ["build/test_run"]),
-    "order": (["build/test_order"], ["build/test_order"]),
-    "gpt2": (["build/test_gpt2"], ["build/test_gpt2"]),
-    "gpt2_double": (["build/test_gpt2_double"], ["build/test_gpt2_double"]),
-    "bert": (["build/test_bert"], ["build/test_bert"]),
-    "bert_double": (["build/test_bert_double"], ["build/test_bert_double"]),
-    "dlrm": (["build/test_dlrm"], ["build/test_dlrm"]),
-    "ncf": (["build/test_ncf"], ["build/test_ncf"]),
-    "recsys": (["build/train_dlrm", "build/train_ncf"] + DATA, ["bash", "dev/recsys/trainer.sh", "build/train_dlrm", "build/train_ncf"]),
-    "tokenizer_files": (["train_gpt2", "use_gpt2", "train_bert", "use_bert", "finetune_bert"] + DATA, ["bash", "dev/test/tokenizer_files.sh", "./train_gpt2", "./train_bert"]),
-    "choices": (["build/profile_page.inc", "build/test_choices"], ["build/test_choices"]),
-    "hub": (["train_gpt2", "use_gpt2", "train_bert", "use_bert", "finetune_bert"] + DATA, ["bash", "dev/test/hub.sh", "./train_gpt2", "./train_bert"]),
-    "gguf": (["train_gpt2", "train_bert"] + DATA, ["bash", "dev/test/gguf.sh", "./train_gpt2", "./train_bert"]),
-    "cli": (["train_gpt2", "use_gpt2"] + DATA, ["bash", "dev/test/cli.sh", "./train_gpt2"]),
-    "explain": (["train_gpt2", "use_gpt2", "train_bert", "use_bert", "data/builtin/bert/train.bin"] + DATA, ["python3", "dev/test/explain.py", "./train_gpt2", "./train_bert"]),
-    "chat": (["train_gpt2", "use_gpt2"] + DATA, [sys.executable, "dev/test/chat.py", "./train_gpt2"]),
-    "cli_bert": (["train_bert", "use_bert"] + DATA, ["bash", "dev/test/cli_bert.sh", "./train_bert"]),
-    "losses": (["train_gpt2", "use_gpt2"] + DATA, ["bash", "dev/test/losses.sh", "./train_gpt2"]),
-    "ladder": (["build/profile_page.inc"], ["bash", "dev/test/ladder.sh"]),
-    "exercises": (["build/profile_page.inc"], ["bash", "dev/test/exercises.sh"]),
-    "one_file": (["train_gpt2"] + DATA, ["bash", "dev/test/one_file.sh", "./train_gpt2"]),
-    "rooms": (["train_gpt2"] + DATA, ["bash", "dev/test/rooms.sh", "./train_gpt2"]),
-    "losses_bert": (["train_bert", "use_bert", "finetune_bert"] + DATA, ["bash", "dev/test/losses.sh", "./train_bert"]),
-    "scripts": (["train_gpt2", "train_bert"] + DATA, ["bash", "-c", '"${PYTHON:-python3}" dev/test/scripts.py ./train_gpt2 ./train_bert']),
-    "sweep": (["train_gpt2"] + DATA, ["bash", "dev/test/sweep.sh", "./train_gpt2"]),
-    "exam": (["train_bert", "use_bert", "data/builtin/bert/train.bin"] + DATA, ["bash", "dev/test/exam.sh", "./train_bert"]),
-    "model_dir": (["train_gpt2", "use_gpt2", "train_bert", "use_bert", "finetune_bert"] + DATA, ["bash", "dev/test/model_dir.sh", "./train_gpt2", "./train_bert"]),
-    "flags": (["train_gpt2"] + DATA, ["bash", "dev/test/flags.sh", "./train_gpt2"]),
-    "tasks": (["finetune_bert", "train_bert"] + DATA, ["bash", "dev/test/tasks.sh", "./finetune_bert"]),
-    "resume": (["train_gpt2"] + DATA, ["bash", "dev/test/resume.sh", "./train_gpt2"]),
-    "fp8": (["train_gpt2"] + DATA, ["bash", "dev/test/fp8.sh", "./train_gpt2"]),
-    "run_dir": (["train_gpt2", "use_gpt2"] + DATA, ["bash", "dev/test/run_dir.sh", "./train_gpt2"]),
-    "docs": (["train_gpt2", "use_gpt2", "train_bert", "use_bert", "finetune_bert", "build/ops", "data/builtin/bert/train.bin"], ["bash", "dev/test/docs.sh", "build"]),
-    "ranks": (["train_gpt2", "use_gpt2"] + DATA, ["bash", "dev/test/ranks.sh", "./train_gpt2"]),
-    "late": (["train_gpt2", "build/late/train_gpt2"] + DATA, [sys.executable, "dev/test/equal.py", "./train_gpt2", "late"]),
-    "late_bert": (["train_bert", "build/late/train_bert"] + DATA, [sys.executable, "dev/test/equal.py", "./train_bert", "late"]),
-    "equal": (["train_gpt2"] + DATA, [sys.executable, "dev/test/equal.py", "./train_gpt2"]),
-    "equal_bert": (["train_bert", "finetune_bert"] + DATA, [sys.executable, "dev/test/equal.py", "./train_bert"]),
-    "refuse": (["train_gpt2", "use_gpt2"] + DATA, [sys.executable, "dev/test/refuse.py", "./train_gpt2"]),
-    "refuse_bert": (["train_bert", "use_bert", "finetune_bert"] + DATA, [sys.executable, "dev/test/refuse.py", "./train_bert"]),
+E = "build/emulated/bf16"
+ALSO = {
+    "+corpus": ["build/test_corpus/builtin/train.bin"],
+    "+builtin": ["data/builtin/bert/train.bin"],
+    "+apps": ["use_gpt2", "use_bert", "finetune_bert"],
 }
-OPS = ("ops", "grad", "ops_80", "ops_90a", "equal", "equal_bert", "refuse", "refuse_bert")  # tests that take a name
+VARIABLES = {"T": ".", "B": "build", "E": E, "OPS": "build/ops", "OP": "", "PYTHON": PYTHON}
+
+
+def read_suites():
+    """What is built for a suite of dev/test/suites.txt, as dev/test/run.sh does it, and the command that runs it."""
+    suites = {f"ops_{arch}": ([f"{E}/ops_{arch}"], [f"{E}/ops_{arch}", "test"]) for arch in ("80", "90a")}
+    with open(os.path.join(ROOT, "dev", "test", "suites.txt"), encoding="utf-8") as f:
+        rows = [string.Template(line).safe_substitute(VARIABLES).split() for line in f if line[0] not in "#\n"]
+    for name, _, _, needs, *command in rows:
+        more = [ALSO.get(need, [need[1:]]) for need in needs.split(",") if need.startswith("+")]
+        programs = [word for word in command if re.match(r"build/|\./(train|use|finetune)_", word)]
+        if any(word.startswith(("./", E)) for word in programs):
+            more.append(ALSO["+corpus"])
+        suites[name] = programs + sum(more, []), command
+    return suites
+
+
+def suite_of(test):
+    """Targets and command of "SUITE WORD...": "ops gelu" is one op; "equal ranks" is the suite ranks_equal."""
+    name, *words = test.split()
+    if words and f"{words[0]}_{name}" in SUITES:
+        return SUITES[f"{words[0]}_{name}"]
+    targets, command = SUITES[name]
+    return targets, command + words
+
+
+SUITES = read_suites()
 
 
 class ListError(Exception):
@@ -136,9 +114,10 @@ class Mutant:
         if not self.tests:
             self.fail("names no test")
         for test in self.tests:
-            name, *op = test.split()
-            if name not in TESTS or len(op) != (name in OPS):
-                self.fail(f"there is no test called '{test}'; there are: {', '.join(t + ' NAME' * (t in OPS) for t in TESTS)}")
+            try:
+                suite_of(test)
+            except KeyError:
+                self.fail(f"there is no suite called '{test}'; there are: {', '.join(SUITES)}")
 
     def applied(self, root):
         """The text of the file with the fault."""
@@ -222,10 +201,8 @@ class Processes:
     def run(self, command, folder, log, limit, watch):
         """The exit status of a command; "FAIL" if `watch` is set and it printed such a line, "time" if it did not end in time or
         printed too much."""
-        environment = dict(os.environ, OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", TMPDIR=os.path.join(folder, "tmp"))
-        python = os.path.join(ROOT, "build", "venv", "bin", "python")
-        if os.path.exists(python):
-            environment.setdefault("PYTHON", python)  # it has the packages that some tests need
+        environment = dict(os.environ, OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", PYTHON=PYTHON,
+                           TMPDIR=os.path.join(folder, "tmp"))  # fmt: skip
         with open(log, "wb") as out:
             with self.lock:
                 if self.stopped:
@@ -285,12 +262,6 @@ def copy_sources(folder):
     os.makedirs(os.path.join(folder, "tmp"))
 
 
-def command_of(test):
-    name, *op = test.split()
-    targets, command = TESTS[name]
-    return targets, command + op
-
-
 class Runner:
     def __init__(self, work, jobs, end):
         self.work, self.base = work, os.path.join(work, "base")
@@ -309,7 +280,7 @@ class Runner:
         """Build what all tests need without a fault."""
         copy_sources(self.base)
         for test in tests:
-            wrong = self.build(self.base, [f"-j{self.jobs}"] + command_of(test)[0])
+            wrong = self.build(self.base, [f"-j{self.jobs}"] + suite_of(test)[0])
             if wrong:
                 raise ListError(f"the unchanged sources do not build: {wrong}")
 
@@ -318,7 +289,7 @@ class Runner:
         folder, began = os.path.join(self.work, "unchanged_" + test), time.monotonic()
         log = os.path.join(folder, "tmp", "test.log")
         shutil.copytree(self.base, folder, symlinks=True)
-        status = self.processes.run(command_of(test)[1], folder, log, 3600, True)
+        status = self.processes.run(suite_of(test)[1], folder, log, 3600, True)
         if status != 0:
             raise ListError(f"the unchanged sources fail '{test}': {evidence_of(status, log)}")
         seconds = time.monotonic() - began
@@ -337,7 +308,7 @@ class Runner:
             with open(os.path.join(folder, mutant.path), "w", encoding="utf-8") as f:
                 f.write(mutant.applied(self.base))
             for test in mutant.tests:
-                targets, command = command_of(test)
+                targets, command = suite_of(test)
                 wrong = self.build(folder, targets)
                 if wrong:
                     return "ERROR", test, time.monotonic() - began, f"does not compile: {wrong}"

@@ -3,7 +3,9 @@
 # of docs need. No error where it cannot be made, or not all of it:
 # a line says so, and the users of what is missing are then skipped. Gives up soon where no package index answers.
 set -u
-has() { "$1/bin/python" -c "import $2" 2>/dev/null; }  # ENVIRONMENT MODULES
+has() { # ENVIRONMENT MODULES
+    "$1/bin/python" -c "import importlib.util as u; exit(not all(map(u.find_spec, '$2'.split(', '))))" 2>/dev/null
+}
 get() { timeout 900 "$1/bin/python" -m pip --disable-pip-version-check --retries 0 --timeout 5 install -q ${2//,/} >/dev/null 2>&1; }
 needed="tokenizers, numpy" more="gguf, datasets, tqdm, matplotlib, huggingface_hub, nbclient, ipykernel"
 [ -x "$1/bin/python" ] && has "$1" "$needed, $more" && exit 0
