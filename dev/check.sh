@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
-# Check the sources without running them, in seconds (minutes with nvcc): every header compiles alone (gcc as C11, g++
-# as C++17, nvcc if present), includes go down only, files and functions stay within their budgets, forbidden words are
-# absent, the formatting is clang-format's, links in the documentation are valid, and folders stay within dev/budgets.txt. Ends
-# with "N passed, N failed". `dev/check.sh --sizes` prints the sizes of now, in the form of dev/budgets.txt.
+# Check the sources without running them, within a minute: every header compiles alone, includes go down only, files and
+# functions stay within their budgets, forbidden words are absent, the formatting is clang-format's, links in the
+# documentation are valid, and folders stay within dev/budgets.txt. Ends with "N passed, N failed".
+#
+#     bash dev/check.sh            every header with gcc as C11; those changed since the commit before HEAD also in
+#                                  double, with g++ as C++17 and, if present, with nvcc
+#     bash dev/check.sh --all      every header in each way, and the core with nvcc: continuous integration
+#     bash dev/check.sh --sizes    the sizes of now, in the form of dev/budgets.txt
 set -u
 cd "$(dirname "$0")/.."
 # Lines of each folder with a cap, and of the whole repository, as git has them.
@@ -15,6 +19,7 @@ sizes() {
         END {for (folder in size) print size[folder], folder; print all, "."}' | sort -k 2
 }
 if [ "${1:-}" = --sizes ]; then sizes; exit; fi
+changed() { (git diff --name-only HEAD~1; git ls-files -o --exclude-standard) | sort; }
 passed=0 failed=0
 ok() { passed=$((passed + 1)); }
 fail() { failed=$((failed + 1)); echo "FAIL $*"; }
@@ -38,14 +43,23 @@ each() { # suffix, headers, command...
     SUFFIX=$1
     export SUFFIX
     shift 2
+    [ -n "$list" ] || return 0
     bad=$(printf '%s\n' $list | xargs -P "$(nproc)" -I{} bash -c 'alone "$@"' _ "$@" {})
     if [ -n "$bad" ]; then echo "$bad"; failed=$((failed + 1)); else passed=$((passed + $(wc -w <<<"$list"))); fi
 }
 make -s build/profile_page.inc build/explain_page.inc || exit 1  # headers include them
 flags="-D_GNU_SOURCE -I. -Ibuild -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Werror"
 each .c "$plain" gcc -std=c11 -Wc++-compat $flags -fsyntax-only
-each .c "$plain" gcc -std=c11 -DREAL_DOUBLE $flags -fsyntax-only
-if command -v g++ >/dev/null; then each .cc "$plain" g++ -std=c++17 $flags -fsyntax-only; else echo "skip g++: not found"; fi
+chosen=$plain
+[ "${1:-}" = --all ] || ! git rev-parse -q --verify HEAD~1 >/dev/null || chosen=$(comm -12 <(echo "$plain") <(changed))
+each .c "$chosen" gcc -std=c11 -DREAL_DOUBLE $flags -fsyntax-only
+if command -v g++ >/dev/null; then each .cc "$chosen" g++ -std=c++17 $flags -fsyntax-only; else echo "skip g++: not found"; fi
+# Together they define no name twice.
+sed 's/.*/#include "&"/' <<<"$plain" >"$work/together.h"
+for way in "gcc -x c -std=c11 -DREAL_DOUBLE" "g++ -x c++ -std=c++17"; do
+    command -v ${way%% *} >/dev/null || continue
+    if $way $flags -fsyntax-only -include "$work/together.h" /dev/null; then ok; else fail "all headers together: $way"; fi
+done
 # --- the trainers without each room in turn, and without all of them
 no_rooms=$(printf -- '-DNO_%s ' FP8 MUON LAMB CHECKPOINT PROFILE TEXT CHOICES AVERAGE GRAPH IMPORT HOPPER)
 for trainer in train_gpt2.cu train_bert.cu; do
@@ -69,18 +83,13 @@ most_read 21746
 most_read 13272 $no_rooms
 if command -v nvcc >/dev/null; then
     core_only="nvcc -Xcicc -O0 -Xptxas -O0 -std=c++17 -arch=sm_90a -D_GNU_SOURCE -DPRECISION_BF16 $no_rooms -I. -Ibuild -cuda -o /dev/null"
-    if $core_only train_gpt2.cu; then ok; else fail "train_gpt2.cu does not compile with $no_rooms"; fi
+    if [ "${1:-}" != --all ] || $core_only train_gpt2.cu; then ok; else fail "nvcc: train_gpt2.cu with $no_rooms"; fi
     # Of the headers, those with CUDA code; the others are plain C++ to nvcc as to g++.
-    cuda=$(grep -lE '__CUDACC__|\.cuh"' $plain)
+    cuda=$(grep -lE '__CUDACC__|\.cuh"' $chosen /dev/null)
     each .cu "$cuda" nvcc -Xcicc -O0 -Xptxas -O0 -std=c++17 -arch=sm_90 -D_GNU_SOURCE -DPRECISION_BF16 -I. -Ibuild -Xcompiler -fopenmp,-Wall -cuda -o /dev/null
 else
     echo "skip nvcc: not found"
 fi
-
-# --- the fuzzer, which only `make san` builds
-for source in dev/test/fuzz*.c; do
-    if gcc -std=c11 $flags -fsyntax-only "$source"; then ok; else fail "$source does not compile"; fi
-done
 
 # --- includes go down only. The core: a folder may include itself and those after it.
 core="run optim dist model ops data device base"
@@ -199,9 +208,11 @@ if [ -z "$late" ]; then ok; else fail "needs CUDA 12.5:"; echo "$late"; fi
 
 # --- formatting
 if command -v clang-format >/dev/null; then
-    for file in $headers $dev_headers $programs $(find dev -name '*.cu' -o -name '*.c'); do
-        if clang-format --dry-run --Werror "$file" >/dev/null 2>&1; then ok; else fail "$file: not formatted; clang-format -i $file"; fi
-    done
+    files="$headers $dev_headers $programs $(find dev -name '*.cu' -o -name '*.c')"
+    bad=$(printf '%s\n' $files | xargs -P "$(nproc)" -n 30 clang-format --dry-run --Werror 2>&1 |
+        sed -nE 's/^([^ :]+):[0-9]+:.*/\1/p' | sort -u)
+    passed=$((passed + $(wc -w <<<"$files") - $(wc -w <<<"$bad")))
+    for file in $bad; do fail "$file: not formatted; clang-format -i $file"; done
 else
     echo "skip clang-format: not found"
 fi

@@ -91,7 +91,7 @@ class Runs:
         self.program = os.path.realpath(program)
         self.trainer = "bert" if "bert" in os.path.basename(program) else "gpt2"
         if not os.access(self.program, os.X_OK) or not os.path.exists(CORPUS + "/train.bin"):
-            sys.exit(f"error: {program} or build/test_corpus is missing; make test-programs builds them")
+            sys.exit(f"error: {program} or build/test_corpus is missing; make test builds them")
         with open(self.program, "rb") as f:
             self.is_sanitized = b"__asan_init" in f.read()
         self.work = tempfile.mkdtemp(prefix="runs.")
