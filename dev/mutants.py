@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Planted faults: does a test fail for each of the one-line faults in dev/mutants.txt?
 
-    dev/mutants.py [--only NAME] [--minutes N] build and test each fault in a copy of the sources, as many at a time as there
-                                               are CPUs (--jobs N: N at a time); begin none after N minutes
-    dev/mutants.py --check                     see, in less than a second, that the list still fits the sources
-    dev/mutants.py --list                      names, files, tests
+    dev/mutants.py [--only NAME]... [--jobs N]  build and test each fault in a copy of the sources, N at a time (as
+                                                many as there are CPUs)
+    dev/mutants.py --check                      see, in less than a second, that the list still fits the sources
+    dev/mutants.py --list                       names, files, tests
 
-A fault survives if one of its tests does not detect it: the tests have a hole. The unchanged sources must pass the same
-tests first, so that a test that always fails kills nothing. A fault that does not compile is an error in the list. A test
-is stopped at its first line that begins with FAIL. A test that takes ten times as long as without the fault, and at least
-a minute, has detected it too.
+A fault survives if one of its tests does not detect it: the tests have a hole. The unchanged sources must pass the
+same tests first, so that a test that always fails kills nothing. A fault that does not compile is an error in the
+list. A test is stopped at its first line that begins with FAIL. A test that takes ten times as long as without the
+fault, and at least a minute, has detected it too.
 
 An entry of the list, after an empty line:
 
@@ -28,6 +28,7 @@ Exit status: 0; 1 if a fault survived; 2 if the list, the command line or the so
 
 import argparse
 import concurrent.futures
+import contextlib
 import os
 import re
 import shutil
@@ -41,7 +42,6 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIST = os.path.join("dev", "mutants.txt")
-LEAST = 30
 MAKE = ["make", "OPT=-O1 -march=native"]
 VENV = os.path.join(ROOT, "build", "venv", "bin", "python")  # it has the packages that some tests need
 PYTHON = os.environ.get("PYTHON") or (VENV if os.path.exists(VENV) else sys.executable)
@@ -76,8 +76,8 @@ def suite_of(test):
     name, *words = test.split()
     if words and f"{words[0]}_{name}" in SUITES:
         return SUITES[f"{words[0]}_{name}"]
-    targets, command = SUITES[name]
-    return targets, command + words
+    targets, command = SUITES.get(name, (None, None))
+    return command and (targets, command + words)
 
 
 SUITES = read_suites()
@@ -92,84 +92,50 @@ class ListError(Exception):
 
 
 class Mutant:
-    def __init__(self, line):
-        self.line = line  # line of the list where the entry begins
-        self.name = self.title = self.path = ""
-        self.context, self.tests = [], []  # context: (mark, text) in the order of the file
-
-    def of(self, mark):
-        return [text for kind, text in self.context if kind == mark]
-
-    def fail(self, what):
-        raise ListError(f"{LIST}:{self.line}: {self.name}: {what}")
-
-    def check_form(self):
-        old, new = self.of("-"), self.of("+")
-        if not re.fullmatch(r"[a-z0-9-]+", self.name) or not self.title:
-            self.fail("must begin with a name of small letters, digits and hyphens, two spaces, and what is wrong")
-        if len(old) != 1 or len(new) > 1:
-            self.fail("must have one line that begins with '-', and at most one with '+'")
-        if new == old:
-            self.fail("the new line is the old one")
-        if not self.tests:
-            self.fail("names no test")
+    def __init__(self, entry):
+        first, *rest = entry.split("\n")
+        self.name, _, self.title = first.partition("  ")
+        self.path = rest.pop(0).strip() if rest else ""
+        self.tests = [line[1:].strip() for line in rest if line[0] == ":"]
+        self.context = [(line[0], line[1:].strip()) for line in rest if line[0] != ":"]  # in the order of the file
+        old, new = ([text for kind, text in self.context if kind == mark] for mark in "-+")
+        self.check(re.fullmatch(r"[a-z0-9-]+", self.name) and self.title, "begins with no name of a-z0-9- and a title")
+        self.check({mark for mark, _ in self.context} <= set(" -+"), "a line begins with none of '-', '+', ':', ' '")
+        self.check(len(old) == 1 and len(new) < 2, "must have one line that begins with '-', and at most one with '+'")
+        self.check(new != old, "the new line is the old one")
+        self.check(self.tests, "names no test")
         for test in self.tests:
-            try:
-                suite_of(test)
-            except KeyError:
-                self.fail(f"there is no suite called '{test}'; there are: {', '.join(SUITES)}")
+            self.check(suite_of(test), f"there is no suite called '{test}'; there are: {', '.join(SUITES)}")
+        self.old, self.new = old[0], new
+
+    def check(self, good, what):
+        if not good:
+            raise ListError(f"{LIST}: {self.name}: {what}")
 
     def applied(self, root):
         """The text of the file with the fault."""
-        try:
-            with open(os.path.join(root, self.path), encoding="utf-8") as f:
-                lines = f.read().split("\n")
-        except OSError as e:
-            self.fail(f"{self.path}: {e.strerror}")
+        path = os.path.join(root, self.path)
+        self.check(os.path.isfile(path), f"there is no file {self.path}")
+        with open(path, encoding="utf-8") as f:
+            lines = f.read().split("\n")
         there = [text for mark, text in self.context if mark != "+"]
         stripped = [line.strip() for line in lines]
         places = [i for i in range(len(lines)) if stripped[i : i + len(there)] == there]
-        if len(places) != 1:
-            self.fail(f"{self.path}: has the old text {len(places)} times, not once: {self.of('-')[0]}")
+        self.check(len(places) == 1, f"{self.path}: has the old text {len(places)} times, not once: {self.old}")
         at = places[0] + [mark for mark, _ in self.context if mark != "+"].index("-")
         indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
-        lines[at : at + 1] = [indent + text for text in self.of("+")]
+        lines[at : at + 1] = [indent + text for text in self.new]
         return "\n".join(lines)
 
 
 def read_list():
     with open(os.path.join(ROOT, LIST), encoding="utf-8") as f:
-        lines = f.read().split("\n")
-    mutants, current = [], None
-    for number, line in enumerate(lines, 1):
-        if line.startswith("#"):
-            continue
-        if not line.strip():
-            current = None
-        elif current is None:
-            current = Mutant(number)
-            current.name, _, current.title = line.partition("  ")
-            mutants.append(current)
-        elif not current.path:
-            current.path = line.strip()
-        elif line[0] in " -+":
-            current.context.append((line[0], line[1:].strip()))
-        elif line[0] == ":":
-            current.tests.append(line[1:].strip())
-        else:
-            raise ListError(f"{LIST}:{number}: begins with none of '-', '+', ':' and a space")
+        text = re.sub(r"^#.*\n", "", f.read(), flags=re.M)
+    mutants = [Mutant(entry) for entry in re.split(r"\n\s*\n", text.strip())]
     names = [m.name for m in mutants]
     for m in mutants:
-        m.check_form()
-        if names.count(m.name) > 1:
-            m.fail("there are two of this name")
-    if len(mutants) < LEAST:
-        raise ListError(f"{LIST}: holds {len(mutants)} faults, fewer than {LEAST}")
+        m.check(names.count(m.name) == 1, "there are two of this name")
     return mutants
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Processes
 
 
 class Processes:
@@ -179,17 +145,11 @@ class Processes:
         self.lock, self.running, self.stopped = threading.Lock(), set(), False
 
     def end(self, process):
-        for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, None)):
-            try:
+        for number in (signal.SIGTERM, signal.SIGKILL):  # the second for what is left of its group
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, number)
-            except ProcessLookupError:
-                pass
-            try:
-                process.wait(patience)
-                if number == signal.SIGTERM:
-                    continue  # the rest of the group may still exist
-            except subprocess.TimeoutExpired:
-                pass
+                process.wait(10)
+        process.wait()
 
     def stop_all(self):
         with self.lock:
@@ -199,22 +159,20 @@ class Processes:
             self.end(process)
 
     def run(self, command, folder, log, limit, watch):
-        """The exit status of a command; "FAIL" if `watch` is set and it printed such a line, "time" if it did not end in time or
-        printed too much."""
+        """The exit status; "FAIL" if `watch` is set and such a line came, "time" if it did not end or printed too much."""
         environment = dict(os.environ, OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", PYTHON=PYTHON,
                            TMPDIR=os.path.join(folder, "tmp"))  # fmt: skip
-        with open(log, "wb") as out:
-            with self.lock:
-                if self.stopped:
-                    raise KeyboardInterrupt
-                process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                                           env=environment, start_new_session=True)  # fmt: skip
-                self.running.add(process)
+        with open(log, "wb") as out, self.lock:
+            if self.stopped:
+                raise KeyboardInterrupt
+            process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                                       env=environment, start_new_session=True)  # fmt: skip
+            self.running.add(process)
         try:
             began = time.monotonic()
             while process.poll() is None:
                 time.sleep(0.2)
-                if watch and first_failure(log):
+                if watch and first_line(log, "^FAIL"):
                     return "FAIL"
                 if time.monotonic() - began > limit or os.path.getsize(log) > LARGEST_LOG:
                     return "time"
@@ -225,27 +183,15 @@ class Processes:
                 self.running.discard(process)
 
 
-def first_failure(log):
+def first_line(log, pattern, otherwise=""):
+    """The first line of a log that matches; otherwise `otherwise`, and the last line behind it."""
     with open(log, encoding="utf-8", errors="replace") as f:
-        for line in f:
-            if line.startswith("FAIL"):
-                return line.strip()
-    return ""
+        lines = [line.strip() for line in f if line.strip()] or ["no output"]
+    return next((line for line in lines if re.search(pattern, line)), otherwise and otherwise + ": " + lines[-1])
 
 
 def evidence_of(status, log):
-    ended = "did not end in time" if status == "time" else f"exit status {status}"
-    return first_failure(log) or f"{ended}: {last_line(log)}"
-
-
-def last_line(log):
-    with open(log, encoding="utf-8", errors="replace") as f:
-        lines = [line.strip() for line in f if line.strip()]
-    return lines[-1] if lines else "no output"
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Copies of the sources, their tests
+    return first_line(log, "^FAIL", "did not end in time" if status == "time" else f"exit status {status}")
 
 
 def copy_sources(folder):
@@ -263,9 +209,8 @@ def copy_sources(folder):
 
 
 class Runner:
-    def __init__(self, work, jobs, end):
-        self.work, self.base = work, os.path.join(work, "base")
-        self.jobs, self.end = jobs, end
+    def __init__(self, work, jobs):
+        self.work, self.base, self.jobs = work, os.path.join(work, "base"), jobs
         self.processes, self.limits = Processes(), {}
 
     def build(self, folder, targets):
@@ -274,7 +219,7 @@ class Runner:
         status = self.processes.run(MAKE + targets, folder, log, LONGEST_BUILD, False)
         if status == "time":
             return f"the build did not end within {LONGEST_BUILD} s"
-        return first_error(log) if status != 0 else ""
+        return first_line(log, r" error: |\*\*\*", "the build failed") if status != 0 else ""
 
     def begin(self, tests):
         """Build what all tests need without a fault."""
@@ -298,10 +243,8 @@ class Runner:
         print(f"{'passes':9} {'unchanged':32} {test:16} {seconds:4.0f} s", flush=True)
 
     def try_one(self, mutant):
-        """The result for the fault: killed, SURVIVED, ERROR or skip; the deciding tests, seconds, and the evidence."""
+        """The result for the fault: killed, SURVIVED or ERROR; the deciding tests, seconds, and the evidence."""
         folder, began = os.path.join(self.work, mutant.name), time.monotonic()
-        if began > self.end:
-            return "skip", ", ".join(mutant.tests), 0, "no time was left"
         shutil.copytree(self.base, folder, symlinks=True)
         log, blind, evidence = os.path.join(folder, "tmp", "test.log"), [], ""
         try:
@@ -324,48 +267,34 @@ class Runner:
         return "killed", ", ".join(mutant.tests), time.monotonic() - began, evidence
 
 
-def first_error(log):
-    with open(log, encoding="utf-8", errors="replace") as f:
-        lines = [line.strip() for line in f]
-    return next((line for line in lines if " error: " in line or "***" in line), last_line(log))
-
-
-def run_all(mutants, jobs, minutes):
-    results, tests = [], sorted({test for m in mutants for test in m.tests})
-    began, work = time.monotonic(), tempfile.mkdtemp(prefix="mutants.")
-    runner = Runner(work, jobs, began + 60 * minutes)
+def run_all(mutants, jobs):
+    survived, began, work = 0, time.monotonic(), tempfile.mkdtemp(prefix="mutants.")
+    runner, tests = Runner(work, jobs), sorted({test for m in mutants for test in m.tests})
+    pool = concurrent.futures.ThreadPoolExecutor(jobs)
     try:
         runner.begin(tests)
-        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            waiting = {}
-            try:
-                waiting = {pool.submit(runner.try_unchanged, test): None for test in tests}
-                for done in concurrent.futures.as_completed(waiting):
-                    done.result()
-                waiting = {pool.submit(runner.try_one, m): m for m in mutants}
-                for done in concurrent.futures.as_completed(waiting):
-                    result, tests, seconds, evidence = done.result()
-                    results.append(result)
-                    print(f"{result:9} {waiting[done].name:32} {tests:16} {seconds:4.0f} s  {evidence}", flush=True)
-            except BaseException:
-                for future in waiting:
-                    future.cancel()
-                runner.processes.stop_all()
-                raise
+        for done in concurrent.futures.as_completed([pool.submit(runner.try_unchanged, test) for test in tests]):
+            done.result()
+        waiting = {pool.submit(runner.try_one, m): m for m in mutants}
+        for done in concurrent.futures.as_completed(waiting):
+            result, tests, seconds, evidence = done.result()
+            survived += result != "killed"
+            print(f"{result:9} {waiting[done].name:32} {tests:16} {seconds:4.0f} s  {evidence}", flush=True)
     finally:
+        pool.shutdown(wait=False, cancel_futures=True)
         runner.processes.stop_all()
+        pool.shutdown()
         shutil.rmtree(work, ignore_errors=True)
-    killed, skipped = results.count("killed"), results.count("skip")
     print(f"{time.monotonic() - began:.0f} s with {jobs} at a time")
-    print(f"{killed} passed, {len(results) - killed - skipped} failed, {skipped} skipped")
-    return len(results) - killed - skipped
+    print(f"{len(mutants) - survived} passed, {survived} failed")
+    return survived
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog="The list is dev/mutants.txt.")
     parser.add_argument("--only", metavar="NAME", action="append", help="only this fault; may be repeated")
-    parser.add_argument("--jobs", metavar="N", type=int, default=len(os.sched_getaffinity(0)), help="faults at a time (default: the CPUs)")
-    parser.add_argument("--minutes", metavar="N", type=float, default=1e9, help="begin no fault after N minutes")
+    cpus = len(os.sched_getaffinity(0))
+    parser.add_argument("--jobs", metavar="N", type=int, default=cpus, help="faults at a time (default: the CPUs)")
     parser.add_argument("--check", action="store_true", help="only check that the list fits the sources")
     parser.add_argument("--list", action="store_true", help="print the list")
     options = parser.parse_args()
@@ -374,19 +303,18 @@ def main():
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         mutants = read_list()
+        unknown = set(options.only or []) - {m.name for m in mutants}
+        if unknown:
+            parser.error(f"--only {min(unknown)}: no fault is called so; --list names them")
         chosen = [m for m in mutants if not options.only or m.name in options.only]
-        for name in options.only or []:
-            if name not in [m.name for m in mutants]:
-                parser.error(f"--only {name}: no fault is called so; --list names them")
         for m in chosen:
             m.applied(ROOT)
-        if options.list:
-            for m in chosen:
+            if options.list:
                 print(f"{m.name:32} {m.path:28} {', '.join(m.tests):24} {m.title}")
         if options.check or options.list:
             print(f"{len(chosen)} faults fit the sources")
             return 0
-        return 1 if run_all(chosen, options.jobs, options.minutes) else 0
+        return 1 if run_all(chosen, options.jobs) else 0
     except ListError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
