@@ -1,9 +1,5 @@
-/* Tests of train_gpt2.cu as a whole: it is included here without its main().
- *
- *     ./test_gpt2                     golden files of transformers, equalities, finite differences (double build)
- *     ./test_gpt2 logits DIR OUT      logits of the model in DIR for fixed tokens, for dev/reference/check_export.py
- *
- * The golden files and the script that made them are in dev/reference/. */
+/* Tests of train_gpt2.cu as a whole: it is included here without its main(). Golden files of transformers, equalities,
+ * finite differences (double build). The golden files and the script that made them are in dev/reference/. */
 #define NO_MAIN
 #include "train_gpt2.cu"
 
@@ -777,34 +773,6 @@ static void test_finite_differences(Tests* t, int tied, double dropout, Gelu gel
 
 // ---------------------------------------------------------------------------------------------------------
 
-static int write_logits(const char* directory, const char* out) {
-    enum { B = 2, LONGEST = 24 };
-    char *path = xprintf("%s/config.json", directory), *weights = xprintf("%s/model.safetensors", directory);
-    Config config = config_read(path);
-    Bench* b = (Bench*)xcalloc(1, sizeof *b);
-    bench_open(b, config, B, min_int(LONGEST, config.T), 0, 1);
-    Model* m = &b->m;
-    bench_load(b, weights);
-    int* tokens = (int*)xmalloc(2 * (size_t)m->N * sizeof(int));
-    random_tokens(tokens, 2 * m->N, config.V, 3);
-    bench_batch(b, tokens, tokens + m->N);
-    evaluate_bench(b, 1);
-    real* logits = device_values(&b->ctx, m->a.logits, (size_t)m->N * (size_t)m->Vp, VIEW_FLOATX);
-    uint64_t shape[3] = {B, (uint64_t)m->T, (uint64_t)config.V};
-    SafeTensorsWriter w;
-    safetensors_writer_create(&w, out);
-    safetensors_writer_add(&w, "tokens", "I32", 2, shape);
-    safetensors_writer_add(&w, "logits", safetensors_real_dtype(), 3, shape);
-    safetensors_writer_begin(&w);
-    safetensors_writer_append(&w, tokens, (size_t)m->N * sizeof(int));
-    for (int i = 0; i < m->N; i++)
-        safetensors_writer_append(&w, logits + (size_t)i * (size_t)m->Vp, (size_t)config.V * sizeof(real));
-    if (safetensors_writer_finish(&w) != 0) die(FAILED, "%s: %s", out, strerror(errno));
-    bench_close(b);
-    free(b), free(path), free(weights), free(tokens), free(logits);
-    return DONE;
-}
-
 static void test_muon_step(Tests* t) {
     Config config = tiny_config(0, 0);
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
@@ -818,11 +786,9 @@ static void test_muon_step(Tests* t) {
     free(b);
 }
 
-int main(int argc, char** argv) {
+int main(void) {
     Tests t;
     tests_open(&t);
-    if (argc == 4 && strcmp(argv[1], "logits") == 0) return write_logits(argv[2], argv[3]);
-    if (argc != 1) die(USAGE, "usage: test_gpt2 [logits DIR OUT.safetensors]");
     test_golden(&t, "dev/reference/golden_gpt2_tied");
     test_golden(&t, "dev/reference/golden_gpt2_untied");
     for (int tied = 0; tied < 2; tied++) test_equalities(&t, tied);

@@ -159,7 +159,7 @@ class Processes:
             self.end(process)
 
     def run(self, command, folder, log, limit, watch):
-        """The exit status; "FAIL" if `watch` is set and such a line came, "time" if it did not end or printed too much."""
+        """The exit status; "FAIL" if `watch` is set and such a line came; "time": it did not end or printed too much."""
         environment = dict(os.environ, OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", PYTHON=PYTHON,
                            TMPDIR=os.path.join(folder, "tmp"))  # fmt: skip
         with open(log, "wb") as out, self.lock:
