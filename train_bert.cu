@@ -585,13 +585,23 @@ static void on_signal(int number) { stop_signal = number; }
 // ---------------------------------------------------------------------------------------------------------
 // Step
 
+// The work of a step of `sequences` rows that contains `counts`.
+static StepWork step_work(const Model* m, MlmCounts counts, int sequences) {
+    const Config* c = &m->config;
+    double encoder = mlm_encoder_flops(counts, c->L, c->C, c->F);
+    return (StepWork){.consumed = sequences,
+                      .sequences = counts.sequences,
+                      .tokens = counts.tokens,
+                      .flops = encoder + mlm_heads_flops(counts, c->C, c->V, c->next),
+                      .losses = {&m->a.loss[0], c->next ? &m->a.loss[1] : NULL},
+                      .loss_names = {"mlm_loss", "nsp_loss"}};
+}
+
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
-static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
+static void train_step(Run* r, Model* m, MlmSource* data, int mean) {
     Context* ctx = &r->ctx;
-    StepLosses losses = {
-        .count = m->config.next ? 2 : 1, .values = {&m->a.loss[0], &m->a.loss[1]}, .names = {"mlm_loss", "nsp_loss"}};
     MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->B, r->micro_steps, &r->group);
-    run_begin_step(r);
+    run_begin_step(r, step_work(m, counts, run_step_sequences(r)));
     for (int i = 0; i < r->micro_steps; i++) {
         Mode mode = i == 0 ? SET : ADD;
         MlmInput in = mlm_load(&data->loader, &data->batches[i], ctx);
@@ -602,10 +612,9 @@ static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
         if (r->direction == BACKWARD) backward(m, &in, mode, ctx);
         run_end_micro_batch(r, i);
     }
-    run_all_reduce(r, losses);
-    run_update(r, losses);
-    MlmSizes sizes = {.L = m->config.L, .C = m->config.C, .F = m->config.F, .V = m->config.V, .next = m->config.next};
-    run_read_results(r, losses, mlm_step_work(counts, run_step_sequences(r), sizes));
+    run_all_reduce(r);
+    run_update(r);
+    run_read_results(r);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -711,7 +720,7 @@ int main(int argc, char** argv) {
     };
     run_begin(r, due, COUNT_OF(due), tokens, "at most ", (double)t->model.T * run_step_sequences(r));
     while (run_next_step(r, (int)stop_signal)) {
-        train_step(r, &t->model, &t->data, (LossMean)t->mlm.loss_mean);
+        train_step(r, &t->model, &t->data, t->mlm.loss_mean);
         run_end_step(r);
     }
     run_end(r, "BERT training");

@@ -286,10 +286,11 @@ static void backward(Model* m, const Batch* b, Mode mode, Context* ctx) {
 // token losses. BACKWARD also writes the gradient of the logits, times *m->buffers.loss_scale, over them or in fp8.
 static void compute_loss(Model* m, const Batch* b, double scale, Direction direction, Mode mode, Context* ctx) {
     Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = scale, .mode = mode};
-    LogitsGradient d = {losses, b->targets, m->buffers.loss_scale, m->config.V};
+    const real* loss_scale = m->buffers.loss_scale;
+    int N = b->s.rows, V = m->config.V;
     scope_at(ctx, direction, -1);
-    if (direction == FORWARD) classifier_forward(losses, m->a.logits, d.targets, b->s.rows, d.V, m->Vp, ctx);
-    else linear_classifier_backward(m->a.dlogits, d, b->s.rows, m->Vp, ctx);
+    if (direction == FORWARD) classifier_forward(losses, m->a.logits, b->targets, N, V, m->Vp, ctx);
+    else linear_classifier_backward(m->a.dlogits, losses, b->targets, loss_scale, N, V, m->Vp, ctx);
 }
 
 // Evaluate a micro-batch, without gradients.
@@ -465,23 +466,25 @@ static void on_signal(int number) { stop_signal = number; }
 // ---------------------------------------------------------------------------------------------------------
 // Step
 
-// The work of a step of `sequences` sequences. FLOPs per token: 6 for each parameter but position embeddings, and those
-// of attention, counted as if every token attended to its whole sequence.
+// The work of a step of `sequences` sequences. FLOPs per token: 6 for each parameter but position embeddings,
+// and those of attention, counted as if every token attended to its whole sequence.
 static StepWork step_work(const Model* m, int sequences) {
     const Config* c = &m->config;
     size_t N = m->buffers.table.parameters - (size_t)c->T * (size_t)c->C;
-    StepWork work = {.consumed = sequences, .sequences = (double)sequences, .tokens = (double)sequences * m->T};
-    work.flops = work.tokens * (6 * (double)N + 12.0 * c->L * c->C * m->T);
-    return work;
+    double tokens = (double)sequences * m->T;
+    return (StepWork){.consumed = sequences,
+                      .sequences = (double)sequences,
+                      .tokens = tokens,
+                      .flops = tokens * (6 * (double)N + 12.0 * c->L * c->C * m->T),
+                      .losses = {m->a.loss}};
 }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, Model* m, LmData* data) {
     Context* ctx = &r->ctx;
     StepWork work = step_work(m, run_step_sequences(r));
-    StepLosses losses = {.count = 1, .values = {m->a.loss}, .names = {"loss"}};
     double targets = lm_data_targets(&data->train, run_step_sequence(r), (uint64_t)work.consumed);
-    run_begin_step(r);
+    run_begin_step(r, work);
     for (int i = 0; i < r->micro_steps; i++) {
         Mode mode = i == 0 ? SET : ADD;
         Batch b = lm_data_train(data, run_step_sequence(r), run_micro_batch_first(r, i), ctx);
@@ -492,9 +495,9 @@ static void train_step(Run* r, Model* m, LmData* data) {
         if (r->direction == BACKWARD) backward(m, &b, mode, ctx);
         run_end_micro_batch(r, i);
     }
-    run_all_reduce(r, losses);
-    run_update(r, losses);
-    run_read_results(r, losses, work);
+    run_all_reduce(r);
+    run_update(r);
+    run_read_results(r);
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@
 #include "llmc/bert/batch_mlm.h"
 #include "llmc/choices/room.h"
 
-// In the order of the flag's choices.
-typedef enum { MEAN_MICRO, MEAN_GLOBAL } LossMean;
+enum { MEAN_MICRO, MEAN_GLOBAL };  // in the order of the flag's choices
 
 typedef struct {
     int loss_mean, next_sentence, whole_words, pack;
