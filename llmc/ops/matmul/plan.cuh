@@ -247,13 +247,9 @@ static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Co
 // Products
 
 static inline MatmulKey matmul_key(int kind, int N, int IC, int OC, Mode mode, Context* ctx) {
-    MatmulKey key = {.kind = kind,
-                     .N = N,
-                     .IC = IC,
-                     .OC = OC,
-                     .mode = mode,
-                     .epilogue = CUBLASLT_EPILOGUE_DEFAULT,
-                     .tf32 = ctx->tf32};
+    MatmulKey key = {.kind = kind, .N = N, .IC = IC, .OC = OC, .mode = mode};
+    key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    key.tf32 = ctx->tf32;
     return key;
 }
 
