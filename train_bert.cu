@@ -1,76 +1,63 @@
-/* Pre-train BERT, from scratch or from a Hugging Face directory. One source builds for the CPU (gcc) and GPU (nvcc).
- * apps/finetune_bert.cu trains the same encoder to classify texts and to answer questions; apps/use_bert.cu uses it.
+/* Pre-train BERT, from scratch or from a Hugging Face directory, on the CPU (gcc) or the GPU (nvcc).
+ * apps/finetune_bert.cu trains the same encoder for tasks; apps/use_bert.cu uses it.
  *
- * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, flags, main(). A
- * block is two lists of ops, forward_block() and backward_block(). An op is a header in llmc/ops/: formula, reference,
- * fast version. Most functions begin with the name of their header or its folder: run_update() is in llmc/run/step.h.
+ * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, main().
+ * A block is two lists of ops, forward_block() and backward_block(). An op is a header in llmc/ops/: formula,
+ * reference, fast version. Most functions begin with the name of their header or its folder.
  *
- * No padding: a micro-batch packs N tokens of S sequences. The masked-token head reads only the M masked tokens.
- * B batch size, T maximum sequence length, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
- * C = NH * HS channels, F channels inside the MLP (4 C). s: how the rows are split into sequences. floatX: the type of
- * weights and activations; real: full precision. Operand: what a linear layer multiplies, and its 8-bit copy. */
+ * No padding: a micro-batch packs N tokens of S sequences. The masked-token head reads the M masked tokens.
+ * B batch size, T maximum sequence length, V vocabulary size (Vp: padded), L layers, NH heads of HS channels,
+ * C = NH * HS channels, F channels inside the MLP (4 C). s: how the rows are split into sequences.
+ * floatX: the type of weights and activations; real: full precision. Operand: an input of linear layers, and
+ * its 8-bit copy. */
 #define ATTENTION_MASK FULL            // compile attention with this mask only
 #include "llmc/bert/fill_mask.h"       // samples
-#include "llmc/bert/mlm_data.h"        // sentences, their pairs and masks
-#include "llmc/bert/mlm_evaluation.h"  // losses and accuracies on held-out text
+#include "llmc/bert/mlm_evaluation.h"  // sentences, their pairs and masks; results on held-out text
 #include "llmc/bert/next_sentence.h"
 #include "llmc/model/config.h"  // config.json as a table
-#include "llmc/model/linear.h"  // linear layers, in floatX and in fp8
+#include "llmc/model/linear.h"  // linear layers, GELU and the loss, in floatX and in fp8
 #include "llmc/ops/accuracy.h"
-#include "llmc/ops/attention/attention.h"
-#include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/dropout.h"
-#include "llmc/ops/embedding/embedding.h"
 #include "llmc/ops/gather.h"
-#include "llmc/ops/gelu.h"
-#include "llmc/run/run.h"
-#include "llmc/run/step.h"  // a step: all-reduce, update, log
+#include "llmc/run/run.h"  // a run, and its steps (step.h)
 
 // ---------------------------------------------------------------------------------------------------------
-// Parameters. A linear layer's weight is [out, in], in memory and in files. Q, K and V are three adjacent tensors. qkv
-// points to the first, so it is also one layer [3C, C].
+// Parameters. A linear layer's weight is [out, in], in memory and in files. Q, K and V are three adjacent
+// tensors. qkv points to the first, so it is also one layer [3C, C].
 
 typedef struct {
-    Linear qkv, key, value, attproj;
-    LayerNorm ln1;
-    Linear fc, fcproj;
-    LayerNorm ln2;
+    Linear qkv, key, value, attproj, fc, fcproj;
+    LayerNorm ln1, ln2;
 } BlockParams;
 
 typedef struct {
     floatX *word, *position, *type;
-    LayerNorm ln0;     // of the embeddings
-    Linear transform;  // the masked-token head: transform, lnt, decoder
-    LayerNorm lnt;
-    Linear decoder;       // its weight [Vp, C] is `word` if the model ties them
-    Linear pooler, next;  // the next-sentence head
+    LayerNorm ln0, lnt;         // of the embeddings, and of the masked-token head:
+    Linear transform, decoder;  // transform, lnt, decoder. Its weight [Vp, C] may be tied to `word`
+    Linear pooler, next;        // the next-sentence head
     BlockParams* h;
 } Params;
 
 // The same fields for gradients. The tables below bind the structs of parameters and of gradients.
 typedef struct {
-    LinearGrads qkv, key, value, attproj;
-    LayerNormGrads ln1;
-    LinearGrads fc, fcproj;
-    LayerNormGrads ln2;
+    LinearGrads qkv, key, value, attproj, fc, fcproj;
+    LayerNormGrads ln1, ln2;
 } BlockGrads;
 
 typedef struct {
     real *word, *position, *type;
-    LayerNormGrads ln0;
-    LinearGrads transform;
-    LayerNormGrads lnt;
-    LinearGrads decoder, pooler, next;
+    LayerNormGrads ln0, lnt;
+    LinearGrads transform, decoder, pooler, next;
     BlockGrads* h;
 } Grads;
 
 // ---------------------------------------------------------------------------------------------------------
-// Activations. A buffer of a residual sum first holds a branch's output, then its sum with the branch's input.
+// Activations. A buffer of a residual sum first holds a branch's output, then the sum.
 
 typedef struct {               // all [N, ...]
-    Operand in, att, ln1, fc;  // in: the block's input; .v: the values; .q: their 8-bit copy with --fp8, else NULL
+    Operand in, att, ln1, fc;  // in: the block's input; .v: the values; .q: their 8-bit copy with --fp8
     floatX *qkv, *mid, *fc_pre, *out, *ln2;
-    Operand dqkv, dfc, dmid, dout;  // gradients; dmid and dout are of the branches' outputs: branch_gradient()
+    Operand dqkv, dfc, dmid, dout;  // gradients; dmid, dout: of the branches' outputs, branch_gradient()
     LayerNormStats ln1_stats, ln2_stats;
     real* lse;
 } BlockActs;
@@ -78,11 +65,11 @@ typedef struct {               // all [N, ...]
 typedef struct {
     floatX *embedded, *ln0;                                     // [N, C]; ln0 after its dropout
     floatX *masked, *transform_pre, *transform, *lnt, *logits;  // [M, ...] the masked rows
-    floatX *first, *pooled;  // [S, C] the first row of each sequence; the pooler's matmul output, then its gradient
+    floatX *first, *pooled;  // [S, C] first rows of sequences; the pooler's matmul output, then its gradient
     LayerNormStats ln0_stats, lnt_stats;
     real *next_logits, *losses;  // [S, 2]; [M] per masked row
     real *loss, *correct;        // [2] masked tokens, next sentence: summed losses; correct predictions
-    floatX *dx, *dbranch, *datt, *dlnt, *dmasked, *dfirst;  // activation gradients; dx is the residual stream's
+    floatX *dx, *dbranch, *datt, *dlnt, *dmasked, *dfirst;  // gradients; dx is the residual stream's
     BlockActs* h;
 } Acts;
 
@@ -91,15 +78,13 @@ typedef struct {
 enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_TYPES, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_M, DIM_S, DIM_NEXT,
        DIM_LOSSES, DIM_DN, DIMS };
 
-static const TensorRow EMBEDDING_ROWS[] = {
+static const TensorRow ENCODER_ROWS[] = {
     // name in files                                             field                               shape                 stored           initial values  decay, layout in files, fp32 copy, Muon's matrices, 8-bit x and dy, x is read by others
     {"bert.embeddings.word_embeddings.weight",                     offsetof(Params, word),             {DIM_V, DIM_C},     OWN,     DIM_VP, INIT_NORMAL,    1},
     {"bert.embeddings.position_embeddings.weight",                 offsetof(Params, position),         {DIM_T, DIM_C},     OWN,     0,      INIT_NORMAL,    1},
     {"bert.embeddings.token_type_embeddings.weight",               offsetof(Params, type),             {DIM_TYPES, DIM_C}, OWN,     0,      INIT_NORMAL,    1},
     {"bert.embeddings.LayerNorm.weight",                           offsetof(Params, ln0.w),            {DIM_C},            OWN,     0,      INIT_ONE,       0, AS_IN_MEMORY, offsetof(Params, ln0.w_fp32)},
     {"bert.embeddings.LayerNorm.bias",                             offsetof(Params, ln0.b),            {DIM_C},            OWN,     0,      INIT_ZERO,      0},
-};
-static const TensorRow BLOCK_ROWS[] = {
     {"bert.encoder.layer.%d.attention.self.query.weight",          offsetof(BlockParams, qkv.w),       {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, 1, offsetof(BlockActs, in.q), offsetof(BlockActs, dqkv.q), 1},
     {"bert.encoder.layer.%d.attention.self.key.weight",            offsetof(BlockParams, key.w),       {DIM_C, DIM_C},     GROUPED, 0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, 1},
     {"bert.encoder.layer.%d.attention.self.value.weight",          offsetof(BlockParams, value.w),     {DIM_C, DIM_C},     GROUPED, 0,      INIT_NORMAL,    1, AS_IN_MEMORY, 0, 1},
@@ -209,10 +194,11 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
     Embeddings tables = {.word = m->p.word, .position = m->p.position, .type = m->p.type};
     EmbeddingInputs inputs = {.tokens = in->tokens, .types = in->types, .s = s};
     scope_at(ctx, FORWARD, -1);
-    if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, 0, ctx);  // the parameters outside the layers
+    if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, 0, ctx);  // what is outside the layers
     if (m->buffers.fp32_copies.copies) model_buffers_update_copies(&m->buffers, ctx);
     embedding_forward(m->a.embedded, inputs, tables, m->buffers.step.embedding, dropout_none(s), ctx);
-    layernorm_forward(m->a.ln0, m->a.ln0_stats, m->a.embedded, m->p.ln0, (Rows){s->rows, c->C}, (real)c->eps, ctx);
+    Rows rows = {.N = s->rows, .C = c->C};
+    layernorm_forward(m->a.ln0, m->a.ln0_stats, m->a.embedded, m->p.ln0, rows, (real)c->eps, ctx);
     dropout_forward(m->a.ln0, m->a.ln0, s->rows, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
     operand_fill(m->a.h[0].in, s->rows, c->C, ctx);
     for (int l = 0; l < c->L; l++) {
@@ -225,37 +211,38 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
 // Compute the logits [M, Vp] of the masked rows of x, the output of a layer.
 static void forward_masked(Model* m, const floatX* x, const MlmInput* in, Context* ctx) {
     const Config* c = &m->config;
+    const Acts* a = &m->a;
     int M = in->masked, C = c->C;
-    gather_forward(m->a.masked, x, in->masked_rows, M, C, ctx);
-    matmul_gelu_forward(m->a.transform, m->a.transform_pre, m->a.masked, m->p.transform, M, C, C, c->gelu, ctx);
-    layernorm_forward(m->a.lnt, m->a.lnt_stats, m->a.transform, m->p.lnt, (Rows){.N = M, .C = C}, (real)c->eps, ctx);
-    matmul_forward(m->a.logits, m->a.lnt, m->p.decoder, M, C, m->Vp, SET, ctx);
+    Rows rows = {.N = M, .C = C};
+    gather_forward(a->masked, x, in->masked_rows, M, C, ctx);
+    matmul_gelu_forward(a->transform, a->transform_pre, a->masked, m->p.transform, M, C, C, c->gelu, ctx);
+    layernorm_forward(a->lnt, a->lnt_stats, a->transform, m->p.lnt, rows, (real)c->eps, ctx);
+    matmul_forward(a->logits, a->lnt, m->p.decoder, M, C, m->Vp, SET, ctx);
 }
 
-// The pooler's matmul [S, C] on the first row of each sequence. next_sentence.h has its tanh and the rest of the head.
-static void forward_next(Model* m, const MlmInput* in, Context* ctx) {
+// Forward pass up to the masked tokens' logits and, with next-sentence prediction, the pooler's matmul [S, C]
+// on the first row of each sequence. next_sentence.h has the rest of that head.
+static void forward(Model* m, const MlmInput* in, Context* ctx) {
+    const floatX* x = input_of(m, m->config.L);
     int S = in->sequences.count, C = m->config.C;
-    gather_forward(m->a.first, input_of(m, m->config.L), in->sequences.cu_seqlens, S, C, ctx);
+    forward_encoder(m, in, ctx);
+    forward_masked(m, x, in, ctx);
+    if (!m->config.next) return;
+    gather_forward(m->a.first, x, in->sequences.cu_seqlens, S, C, ctx);
     matmul_forward(m->a.pooled, m->a.first, m->p.pooler, S, C, C, SET, ctx);
 }
 
-// Forward pass up to the masked tokens' logits and, with next-sentence prediction, the pooler's matmul.
-static void forward(Model* m, const MlmInput* in, Context* ctx) {
-    forward_encoder(m, in, ctx);
-    forward_masked(m, input_of(m, m->config.L), in, ctx);
-    if (m->config.next) forward_next(m, in, ctx);
-}
-
 // ---------------------------------------------------------------------------------------------------------
-// Backward. `mode` selects how parameter gradients are written: SET in a step's first micro-batch, ADD in the others.
+// Backward. `mode`: how parameter gradients are written. SET in a step's first micro-batch, then ADD.
 
-// Where the gradient of a residual sum is written: to the stream, and through dropout to l's branch and its last bias.
+// Where the gradient of a residual sum is written: to the stream, and through dropout to l's branch and bias.
 static ResidualGrad residual_gradient(const Model* m, const Sequences* s, int l, int site) {
     real* dbias = site == SITE_DROPOUT_ATTENTION_OUT ? m->g.h[l].attproj.b : m->g.h[l].fcproj.b;
-    return (ResidualGrad){.dx = m->a.dx, .dbranch = m->a.dbranch, .dbias = dbias, .dropout = dropout_at(m, s, l, site)};
+    Dropout dropout = dropout_at(m, s, l, site);
+    return (ResidualGrad){.dx = m->a.dx, .dbranch = m->a.dbranch, .dbias = dbias, .dropout = dropout};
 }
 
-// The gradient of a branch's output after residual_layernorm_backward(). Without dropout it is the stream's gradient.
+// The gradient of a branch's output after residual_layernorm_backward(). Without dropout it is the stream's.
 static Operand branch_gradient(const Model* m, const Sequences* s, int l, int site, Context* ctx) {
     Operand d = site == SITE_DROPOUT_ATTENTION_OUT ? m->a.h[l].dmid : m->a.h[l].dout;
     d.v = dropout_at(m, s, l, site).threshold ? m->a.dbranch : m->a.dx;
@@ -275,36 +262,39 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     // Without biases, whose gradients are fused into the layernorm and GELU backward ops.
     LinearGrads dfcproj = {.w = g->fcproj.w}, dfc = {.w = g->fc.w}, dattproj = {.w = g->attproj.w};
     GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
+    size_t fc_size = (size_t)N * (size_t)c->F;
+    const int norms = m->recompute >= RECOMPUTE_NORMS;
+    const real eps = (real)c->eps;
+    ResidualGrad out_grad = residual_gradient(m, s, l, SITE_DROPOUT_MLP_OUT);
+    ResidualGrad mid_grad = residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
 
     scope_at(ctx, BACKWARD, l);
-    if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc.v, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
-    if (m->recompute >= RECOMPUTE_NORMS)
-        layernorm_forward(a->ln1.v, a->ln1_stats, a->mid, p->ln1, rows, (real)c->eps, ctx);
-    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_MLP_OUT), g->ln2, ln2, SET, mode, ctx);
+    if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc.v, a->fc_pre, fc_size, c->gelu, ctx);
+    if (norms) layernorm_forward(a->ln1.v, a->ln1_stats, a->mid, p->ln1, rows, eps, ctx);
+    residual_layernorm_backward(out_grad, g->ln2, ln2, SET, mode, ctx);
     Operand dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT, ctx);
     linear_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
     linear_gelu_backward_input(a->dfc, g->fc, mode, dbranch, p->fcproj, gelu, (LinearSize){N, c->F, C}, ctx);
     linear_backward_weight(dfc, a->dfc, a->ln1, N, C, c->F, mode, ctx);
     linear_backward_input(m->a.dx, a->dfc, p->fc, N, C, c->F, ADD, ctx);
 
-    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln1, ln1, SET, mode, ctx);
+    residual_layernorm_backward(mid_grad, g->ln1, ln1, SET, mode, ctx);
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT, ctx);
     linear_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
     if (m->buffers.grad_sync) grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
     attention_backward(a->dqkv.v, m->a.datt, a->qkv, a->att.v, a->lse, s, attention_at(m, s, l), ctx);
-    if (m->recompute >= RECOMPUTE_NORMS && l > 0)
-        layernorm_forward(a->in.v, a[-1].ln2_stats, a[-1].out, p[-1].ln2, rows, (real)c->eps, ctx);
+    if (norms && l > 0) layernorm_forward(a->in.v, a[-1].ln2_stats, a[-1].out, p[-1].ln2, rows, eps, ctx);
     linear_backward_weight(g->qkv, a->dqkv, a->in, N, C, 3 * C, mode, ctx);
     linear_backward_input(m->a.dx, a->dqkv, p->qkv, N, C, 3 * C, ADD, ctx);
 }
 
-// Backpropagate from the gradient of the logits, in m->a.logits, to that of the last block's layernorm, in m->a.dx.
+// Backpropagate from the gradient of the logits to that of the last block's layernorm, in m->a.dx.
 static void backward_masked(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
     int M = in->masked, C = m->config.C;
-    LayerNormInputs lnt = {
-        .dy = m->a.dlnt, .x = m->a.transform, .stats = m->a.lnt_stats, .w = m->p.lnt.w, .size = {.N = M, .C = C}};
+    LayerNormInputs lnt = {.dy = m->a.dlnt, .x = m->a.transform, .stats = m->a.lnt_stats, .w = m->p.lnt.w};
+    lnt.size = (Rows){.N = M, .C = C};
     matmul_backward_weight(m->g.decoder, m->a.logits, m->a.lnt, M, C, m->Vp, mode, ctx);
     matmul_backward_input(m->a.dlnt, m->a.logits, m->p.decoder.w, M, C, m->Vp, SET, ctx);
     layernorm_backward(m->a.dlnt, m->g.lnt, lnt, SET, mode, ctx);
@@ -323,20 +313,21 @@ static void backward_next(Model* m, const MlmInput* in, Mode mode, Context* ctx)
     gather_backward(m->a.dx, m->a.dfirst, in->sequences.cu_seqlens, S, in->sequences.rows, C, ADD, ctx);
 }
 
-// Backpropagate from the gradient of the last block's layernorm, in m->a.dx, to the encoder's parameters. `word_mode`
-// selects how the gradient of the word embedding is written.
+// Backpropagate from the gradient of the last block's layernorm, in m->a.dx, to the encoder's parameters.
+// `word_mode`: how the gradient of the word embedding is written.
 static void backward_encoder(Model* m, const MlmInput* in, Mode word_mode, Mode mode, Context* ctx) {
     const Config* c = &m->config;
     const Sequences* s = &in->sequences;
     EmbeddingGrads dtables = {.word = m->g.word, .position = m->g.position, .type = m->g.type};
     EmbeddingInputs inputs = {.tokens = in->tokens, .types = in->types, .s = s};
-    LayerNormInputs ln0 = {
-        .dy = m->a.dx, .x = m->a.embedded, .stats = m->a.ln0_stats, .w = m->p.ln0.w, .size = {.N = s->rows, .C = c->C}};
+    LayerNormInputs ln0 = {.dy = m->a.dx, .x = m->a.embedded, .stats = m->a.ln0_stats, .w = m->p.ln0.w};
+    ln0.size = (Rows){.N = s->rows, .C = c->C};
+    EmbeddingSizes sizes = m->buffers.step.embedding;
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
     dropout_backward(m->a.dx, m->a.dx, s->rows, c->C, dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING), ctx);
     layernorm_backward(m->a.dx, m->g.ln0, ln0, SET, mode, ctx);
-    embedding_backward(dtables, m->a.dx, inputs, m->buffers.step.embedding, dropout_none(s), word_mode, mode, ctx);
+    embedding_backward(dtables, m->a.dx, inputs, sizes, dropout_none(s), word_mode, mode, ctx);
 }
 
 // Backpropagate from the gradients in m->a.logits and m->a.pooled to all parameters.
@@ -351,17 +342,18 @@ static void backward(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
 // ---------------------------------------------------------------------------------------------------------
 // Losses: the mean over masked tokens and, with next-sentence prediction, the mean over sequences
 
-// The losses of a micro-batch from the outputs of forward(). `mode` sets or adds to m->a.loss, the summed losses times
-// `scales`. FORWARD also counts correct predictions, in m->a.correct. BACKWARD also replaces the outputs by their
-// gradients, multiplied by *m->buffers.loss_scale; `mode` sets or adds to the gradients of the next-sentence head.
-static void compute_loss(Model* m, const MlmInput* in, MlmScales scales, Direction direction, Mode mode, Context* ctx) {
-    Losses losses = {.each = m->a.losses, .sum = &m->a.loss[0], .scale = scales.masked, .mode = mode};
-    NextSentenceLoss next = {.logits = m->a.next_logits, .labels = in->next_targets, .scale = scales.next};
+// The losses of a micro-batch from the outputs of forward(): m->a.loss (`mode`), the summed losses times
+// `f`. FORWARD also counts correct predictions, in m->a.correct. BACKWARD also replaces the outputs by their
+// gradients, times *m->buffers.loss_scale, and writes the gradients of the next-sentence head (`mode`).
+static void compute_loss(Model* m, const MlmInput* in, MlmScales f, Direction pass, Mode mode, Context* ctx) {
+    Losses losses = {.each = m->a.losses, .sum = &m->a.loss[0], .scale = f.masked, .mode = mode};
+    NextSentenceLoss next = {.logits = m->a.next_logits, .labels = in->next_targets, .scale = f.next};
     next.loss = &m->a.loss[1], next.correct = &m->a.correct[1], next.loss_scale = m->buffers.loss_scale;
     NextSentenceGrads dnext = {.d = m->g.next, .dbias = m->g.pooler.b};
-    const int *targets = in->targets, M = in->masked, S = in->sequences.count, C = m->config.C, V = m->config.V;
-    scope_at(ctx, direction, -1);
-    if (direction == FORWARD) {
+    const int *targets = in->targets, M = in->masked, S = in->sequences.count;
+    const int C = m->config.C, V = m->config.V;
+    scope_at(ctx, pass, -1);
+    if (pass == FORWARD) {
         classifier_forward(losses, m->a.logits, targets, M, V, m->Vp, ctx);
         accuracy_forward(&m->a.correct[0], m->a.logits, targets, M, V, m->Vp, mode, ctx);
         if (m->config.next) next_sentence_forward(next, m->a.pooled, m->p.next, S, C, mode, ctx);
@@ -380,8 +372,8 @@ static void evaluate_batch(Model* m, const MlmInput* in, MlmScales scales, Mode 
 // ---------------------------------------------------------------------------------------------------------
 // Memory
 
-// Begin the tables with the encoder's rows. A micro-batch has at most B * T tokens, M of them masked, in S sequences.
-// `dims` [DIMS] gets the sizes. Allocates only the tables.
+// Begin the tables with the encoder's rows. A micro-batch has at most B * T tokens, M of them masked, in S
+// sequences. `dims` [DIMS] gets the sizes. Allocates only the tables.
 static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, int recompute, int* dims) {
     ModelBuffers* b = &m->buffers;
     memset(m, 0, sizeof *m);
@@ -390,15 +382,21 @@ static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, in
     m->Vp = (int)round_up((size_t)config.V, 128);
     b->table.fixed = recompute >= FORWARD_ONLY;
     const int dN = b->table.fixed ? 0 : m->N;  // rows of activation gradients
-    const int sizes[DIMS] = {1,         config.V, m->Vp, config.T, config.types, config.C, 3 * config.C, config.F, m->N,
-                             config.NH, M,        S,     2,        STEP_LOSSES,  dN};
+    // clang-format off
+    const int sizes[DIMS] = {1, config.V, m->Vp, config.T, config.types, config.C, 3 * config.C, config.F,
+                             m->N, config.NH, M, S, 2, STEP_LOSSES, dN};
     memcpy(dims, sizes, sizeof sizes);
 
-    // Layers share the buffers of activations that the backward pass recomputes. Without that pass, they share all.
-    Placement gelu = recompute >= RECOMPUTE_GELU ? SHARED : OWN, norm = recompute >= RECOMPUTE_NORMS ? SHARED : OWN,
-              kept = recompute >= FORWARD_ONLY ? SHARED : OWN;
-    // clang-format off
-    const TensorRow block_acts[] = {
+    // Layers share the buffers of what the backward pass recomputes. Without that pass, they share all.
+    Placement gelu = recompute >= RECOMPUTE_GELU ? SHARED : OWN;
+    Placement norm = recompute >= RECOMPUTE_NORMS ? SHARED : OWN;
+    Placement kept = recompute >= FORWARD_ONLY ? SHARED : OWN;
+    const TensorRow acts[] = {
+        {"embedded",      offsetof(Acts, embedded),      {DIM_N, DIM_C}},
+        {"dx",            offsetof(Acts, dx),            {DIM_DN, DIM_C}},
+        {"dbranch",       offsetof(Acts, dbranch),       {DIM_DN, DIM_C}},
+        {"datt",          offsetof(Acts, datt),          {DIM_DN, DIM_C}},
+        {"ln0",           offsetof(Acts, ln0),           {DIM_N, DIM_C}},  // last: the first layer's `in` is SAME
         {"h.%d.in",       offsetof(BlockActs, in.v),     {DIM_N, DIM_C}, SAME},  // ln0, or ln2 of the layer before
         {"h.%d.dqkv",     offsetof(BlockActs, dqkv.v),   {DIM_DN, DIM_3C}, SHARED},
         {"h.%d.dfc",      offsetof(BlockActs, dfc.v),    {DIM_DN, DIM_F}, SHARED},
@@ -411,40 +409,27 @@ static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, in
         {"h.%d.out",      offsetof(BlockActs, out),      {DIM_N, DIM_C}, kept},
         {"h.%d.ln2",      offsetof(BlockActs, ln2),      {DIM_N, DIM_C}, norm},
     };
-    const TensorRow outer_acts[] = {
-        {"embedded",      offsetof(Acts, embedded),      {DIM_N, DIM_C}},
-        {"dx",            offsetof(Acts, dx),            {DIM_DN, DIM_C}},
-        {"dbranch",       offsetof(Acts, dbranch),       {DIM_DN, DIM_C}},
-        {"datt",          offsetof(Acts, datt),          {DIM_DN, DIM_C}},
-        {"ln0",           offsetof(Acts, ln0),           {DIM_N, DIM_C}},  // last: the first layer's `in` is SAME
-    };
-    const TensorRow block_stats[] = {
+    const TensorRow stats[] = {
+        {"ln0_mean",      offsetof(Acts, ln0_stats.mean),      {DIM_N}},
+        {"ln0_rstd",      offsetof(Acts, ln0_stats.rstd),      {DIM_N}},
         {"h.%d.ln1_mean", offsetof(BlockActs, ln1_stats.mean), {DIM_N}, kept},
         {"h.%d.ln1_rstd", offsetof(BlockActs, ln1_stats.rstd), {DIM_N}, kept},
         {"h.%d.ln2_mean", offsetof(BlockActs, ln2_stats.mean), {DIM_N}, kept},
         {"h.%d.ln2_rstd", offsetof(BlockActs, ln2_stats.rstd), {DIM_N}, kept},
         {"h.%d.lse",      offsetof(BlockActs, lse),            {DIM_NH, DIM_N}, kept},
     };
-    const TensorRow outer_stats[] = {
-        {"ln0_mean",      offsetof(Acts, ln0_stats.mean),      {DIM_N}},
-        {"ln0_rstd",      offsetof(Acts, ln0_stats.rstd),      {DIM_N}},
-    };
     // clang-format on
-    tensors_add(&b->table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
-    tensors_add(&b->acts_table, outer_acts, COUNT_OF(outer_acts), dims, -1);
-    tensors_add(&b->stats_table, outer_stats, COUNT_OF(outer_stats), dims, -1);
-    for (int l = 0; l < config.L; l++) {
-        tensors_add(&b->table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
-        tensors_add(&b->acts_table, block_acts, COUNT_OF(block_acts), dims, l);
-        tensors_add(&b->stats_table, block_stats, COUNT_OF(block_stats), dims, l);
-    }
+    tensors_add_layers(&b->table, ENCODER_ROWS, COUNT_OF(ENCODER_ROWS), dims, config.L);
+    tensors_add_layers(&b->acts_table, acts, COUNT_OF(acts), dims, config.L);
+    tensors_add_layers(&b->stats_table, stats, COUNT_OF(stats), dims, config.L);
     b->structs[0] = (TensorStructs){&m->p, offsetof(Params, h), sizeof(BlockParams)};
     b->structs[1] = (TensorStructs){&m->g, offsetof(Grads, h), sizeof(BlockGrads)};
     b->structs[2] = (TensorStructs){&m->a, offsetof(Acts, h), sizeof(BlockActs)};
 
     EmbeddingSizes tables = {
         .V = m->Vp, .T = config.T, .types = config.types, .C = config.C, .padding = config.padding};
-    StepSizes step = {.attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = FULL}, .embedding = tables};
+    StepSizes step = {.attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = FULL}};
+    step.embedding = tables;
     step.attention.dropout = dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL);
     step.N = m->N, step.T = T, step.F = config.F;
     step.sequences = step.parts = S, step.fewest = B, step.head_rows = M;
@@ -514,7 +499,7 @@ static const ConfigRow CONFIG_ROWS[] = {
 };
 // clang-format on
 
-// "bert-base", "bert-large", or "L=4,C=128,NH=4,V=261,T=128,F=512,tied=1", where V defaults to `data_V` and F to 4 C.
+// "bert-base", "bert-large", or "L=4,C=128,NH=4,V=261,T=128,F=512,tied=1". V: `data_V` by default, F: 4 C.
 static Config config_from_descriptor(const char* text, int data_V) {
     static const ConfigPublished published[] = {{"bert-base", "L=12,NH=12,C=768,V=30522,T=512"},
                                                 {"bert-large", "L=24,NH=16,C=1024,V=30522,T=512"}};
@@ -539,12 +524,14 @@ static Config config_read(const char* path) {
     return c;
 }
 
-// The configuration of the model in `directory`, or of -e if NULL. --dropout overrides all dropout probabilities.
+// The configuration of the model in `directory`, or of -e if NULL. --dropout overrides all probabilities.
 static Config config_find(const char* directory, const Settings* s, const WordPiece* words) {
     char* path = directory ? xprintf("%s/config.json", directory) : NULL;
-    Config config = path ? config_read(path) : config_from_descriptor(s->model, words->size ? words->size : 30522);
+    int data_V = words->size ? words->size : 30522;
+    Config config = path ? config_read(path) : config_from_descriptor(s->model, data_V);
     if (!path && words->size) config.padding = words->pad;
-    if (s->dropout >= 0) config.hidden_dropout = config.attention_dropout = config.classifier_dropout = s->dropout;
+    const double p = s->dropout;
+    if (p >= 0) config.hidden_dropout = config.attention_dropout = config.classifier_dropout = p;
     free(path);
     return config;
 }
@@ -554,19 +541,21 @@ static Text config_write(const Config* c, const char* architecture, Text keys) {
     return config_text(architecture, "bert", keys, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
 }
 
-// Initial values, and which tensors a weight file may have or lack: all heads, or only the next-sentence head.
+// Initial values, and which tensors a weight file may have or lack: all heads, or only the second one.
 static WeightRules weight_rules(const Config* c) {
     static const char* const ignored[] = {
-        "embeddings.position_ids", "predictions.decoder.weight", "predictions.decoder.bias", "predictions.bias",
-        "pooler.dense.weight",     "pooler.dense.bias",          "seq_relationship.weight",  // without an NSP head
-        "seq_relationship.bias"};
+        "predictions.decoder.weight", "predictions.decoder.bias", "predictions.bias",  // of a tied decoder
+        "embeddings.position_ids",
+        // Without a next-sentence head:
+        "pooler.dense.weight", "pooler.dense.bias", "seq_relationship.weight", "seq_relationship.bias"};
     static const char* const may_lack[] = {"bert.pooler.", "cls."};
     FileRules file = {.optional_prefix = "bert.", .ignored = ignored, .ignored_count = c->next ? 4 : 8};
     file.aliases = OLD_NAMES, file.alias_count = COUNT_OF(OLD_NAMES), file.preferred_count = 1;
     file.may_lack = may_lack, file.may_lack_count = 2;
     WeightRules rules = {.std = c->init_range, .residual_std = c->init_range, .file = file};
     // The word embedding is the first tensor. The padding token's row starts as zero.
-    if (c->padding >= 0) rules.zero_begin = (size_t)c->padding * (size_t)c->C, rules.zero_count = (size_t)c->C;
+    if (c->padding >= 0) rules.zero_count = (size_t)c->C;
+    rules.zero_begin = (size_t)max_int(c->padding, 0) * (size_t)c->C;
     return rules;
 }
 
@@ -585,13 +574,23 @@ static void on_signal(int number) { stop_signal = number; }
 // ---------------------------------------------------------------------------------------------------------
 // Step
 
+// The work of a step of `sequences` rows that contains `counts`.
+static StepWork step_work(const Model* m, MlmCounts counts, int sequences) {
+    const Config* c = &m->config;
+    double encoder = mlm_encoder_flops(counts, c->L, c->C, c->F);
+    return (StepWork){.consumed = sequences,
+                      .sequences = counts.sequences,
+                      .tokens = counts.tokens,
+                      .flops = encoder + mlm_heads_flops(counts, c->C, c->V, c->next),
+                      .losses = {&m->a.loss[0], c->next ? &m->a.loss[1] : NULL},
+                      .loss_names = {"mlm_loss", "nsp_loss"}};
+}
+
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
-static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
+static void train_step(Run* r, Model* m, MlmSource* data, int mean) {
     Context* ctx = &r->ctx;
-    StepLosses losses = {
-        .count = m->config.next ? 2 : 1, .values = {&m->a.loss[0], &m->a.loss[1]}, .names = {"mlm_loss", "nsp_loss"}};
     MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->B, r->micro_steps, &r->group);
-    run_begin_step(r);
+    run_begin_step(r, step_work(m, counts, run_step_sequences(r)));
     for (int i = 0; i < r->micro_steps; i++) {
         Mode mode = i == 0 ? SET : ADD;
         MlmInput in = mlm_load(&data->loader, &data->batches[i], ctx);
@@ -602,17 +601,16 @@ static void train_step(Run* r, Model* m, MlmSource* data, LossMean mean) {
         if (r->direction == BACKWARD) backward(m, &in, mode, ctx);
         run_end_micro_batch(r, i);
     }
-    run_all_reduce(r, losses);
-    run_update(r, losses);
-    MlmSizes sizes = {.L = m->config.L, .C = m->config.C, .F = m->config.F, .V = m->config.V, .next = m->config.next};
-    run_read_results(r, losses, mlm_step_work(counts, run_step_sequences(r), sizes));
+    run_all_reduce(r);
+    run_update(r);
+    run_read_results(r);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Validation and samples
 
-// Evaluate this rank's share of the held-out text, or of a set of clozes, and log the means over all ranks. A signal to
-// any rank ends the evaluation without a result.
+// Evaluate this rank's share of the held-out text, or of a set of clozes, and log the means over all ranks. A
+// signal to any rank ends the evaluation without a result.
 static void evaluate_text(Run* r, const MultipleChoice* set) {
     Trainer* t = (Trainer*)r;
     MlmEvaluation e = mlm_evaluation_begin(r, &t->data, set, t->model.B);
@@ -644,9 +642,9 @@ static void sample(Run* r) {
 // Settings and startup
 
 static int settings_flags(Trainer* t) {
-    int count = settings_language_rows(&t->run.settings, t->run.flags,
-                                       "Hugging Face directory, hub:NAME, .safetensors file, config.json "
-                                       "(random weights), bert-base|bert-large, or sizes L= C= NH= V= T= F= tied=.");
+    static const char model[] = "Hugging Face directory, hub:NAME, .safetensors file, config.json "
+                                "(random weights), bert-base|bert-large, or sizes L= C= NH= V= T= F= tied=.";
+    int count = settings_language_rows(&t->run.settings, t->run.flags, model);
     return mlm_default_settings(t->run.flags, mlm_settings_rows(&t->mlm, t->run.flags, count));
 }
 
@@ -661,29 +659,32 @@ static Config find_config(Run* r, const MlmSettings* s, WordPiece* words) {
 }
 
 // Plan the tensors and memory of a model for sequences of T tokens, and allocate its batches.
-static void plan_model(Run* r, Model* m, MlmSource* source, Config c, MlmRecipe recipe, int T, int recompute) {
+static void plan_model(Run* r, Model* m, MlmSource* data, Config c, MlmRecipe recipe, int T, int recompute) {
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);)
         model_plan(m, c, search.B, T, search.B * recipe.max_predictions, search.B * recipe.pack, recompute);
-    mlm_source_alloc(source, recipe, m->B, T, r->micro_steps, &r->ctx);
+    mlm_source_alloc(data, recipe, m->B, T, r->micro_steps, &r->ctx);
 }
 
 static void open_data(Run* r, const Model* m, MlmSettings* s, MlmSource* source) {
     mlm_run_open_data(r, s, source, m->config.V, m->T);
-    Text text = config_write(&m->config, m->config.next ? "BertForPreTraining" : "BertForMaskedLM", (Text){NULL, 0, 0});
+    const char* architecture = m->config.next ? "BertForPreTraining" : "BertForMaskedLM";
+    Text text = config_write(&m->config, architecture, (Text){NULL, 0, 0});
     run_check_ranks(r, text, source->has_val, source->has_val ? mlm_fingerprint(&source->val) : 0);
 }
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
-    run_parse(r, settings_flags(t), argc, argv, "./train_bert [flags]   (none: a small model on the built-in corpus)");
+    Model* model = &t->model;
+    int flags = settings_flags(t);
+    run_parse(r, flags, argc, argv, "./train_bert [flags]   (none: a small model on the built-in corpus)");
     run_join(r, "data/builtin/bert/train.bin");
     run_find_model(r, "--phase2", t->mlm.phase2);
     Config config = find_config(r, &t->mlm, &t->data.words);
     int T = run_sequence_length(r, config.T);
-    plan_model(r, &t->model, &t->data, config, mlm_settings_recipe(&t->mlm, T), T, r->settings.recompute);
-    open_data(r, &t->model, &t->mlm, &t->data);
-    run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
+    plan_model(r, model, &t->data, config, mlm_settings_recipe(&t->mlm, T), T, r->settings.recompute);
+    open_data(r, model, &t->mlm, &t->data);
+    run_init_model(r, &model->buffers, weight_rules(&model->config));
 }
 
 static void trainer_close(Trainer* t) {
@@ -696,22 +697,21 @@ static void trainer_close(Trainer* t) {
 int main(int argc, char** argv) {
     static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
-    const MultipleChoiceSets* clozes = &t->mlm.choices;
+    const Shards* text = &t->data.train.text.files;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
-    uint64_t tokens = t->data.train.text.files.tokens;
     // What is due every N steps, and after the last one, in this order.
     const DueWork due[] = {
         {r->val_every, run_report_fp8},
         {r->val_every, validate, "val_loss"},
         {r->val_every, validate, "ema_val_loss", 1},
-        {clozes->every, validate_clozes, multiple_choice_last_key(clozes)},
+        {t->mlm.choices.every, validate_clozes, multiple_choice_last_key(&t->mlm.choices)},
         {r->has_val ? r->settings.sample_every : 0, sample},
         {r->settings.checkpoint_every, run_save},
     };
-    run_begin(r, due, COUNT_OF(due), tokens, "at most ", (double)t->model.T * run_step_sequences(r));
+    run_begin(r, due, COUNT_OF(due), text->tokens, "at most ", (double)t->model.T * run_step_sequences(r));
     while (run_next_step(r, (int)stop_signal)) {
-        train_step(r, &t->model, &t->data, (LossMean)t->mlm.loss_mean);
+        train_step(r, &t->model, &t->data, t->mlm.loss_mean);
         run_end_step(r);
     }
     run_end(r, "BERT training");

@@ -1,34 +1,27 @@
-/* Train GPT-2, from scratch or from a Hugging Face directory. One source builds for the CPU (gcc) and GPU (nvcc).
+/* Train GPT-2, from scratch or from a Hugging Face directory, on the CPU (gcc) or the GPU (nvcc).
  *
- * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, flags, main(). A
- * block is two lists of ops, forward_block() and backward_block(). An op is a header in llmc/ops/: formula, reference,
- * fast version. Most functions begin with the name of their header or its folder: run_update() is in llmc/run/step.h.
+ * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, main().
+ * A block is two lists of ops, forward_block() and backward_block(). An op is a header in llmc/ops/: formula,
+ * reference, fast version. Most functions begin with the name of their header or its folder.
  *
- * B batch size, T sequence length, N = B * T rows, V vocabulary size (Vp: padded), L layers, NH heads, HS head size,
- * C = NH * HS channels, F channels inside the MLP (4 C). s: how the rows are split into sequences. floatX: the type of
- * weights and activations; real: full precision. Operand: what a linear layer multiplies, and its 8-bit copy. */
-#define ATTENTION_MASK CAUSAL   // compile attention with this mask only
-#include "llmc/base/top_k.h"    // softmax_draw(), for samples
-#include "llmc/choices/room.h"  // HellaSwag and similar sets
-#include "llmc/data/lm_data.h"  // the loader of token batches
-#include "llmc/model/config.h"  // config.json as a table
-#include "llmc/model/linear.h"  // linear layers, in floatX and in fp8
-#include "llmc/ops/attention/attention.h"
-#include "llmc/ops/classifier/classifier.h"
-#include "llmc/ops/embedding/embedding.h"
-#include "llmc/ops/gelu.h"
-#include "llmc/run/run.h"         // opens and closes a run
-#include "llmc/run/step.h"        // a step: all-reduce, update, log
-#include "llmc/run/vocabulary.h"  // token shards, their batches, their tokenizer
+ * B batch size, T sequence length, N = B * T rows, V vocabulary size (Vp: padded), L layers, NH heads of HS
+ * channels, C = NH * HS channels, F channels inside the MLP (4 C). s: how the rows are split into sequences.
+ * floatX: the type of weights and activations; real: full precision. Operand: an input of linear layers, and
+ * its 8-bit copy. */
+#define ATTENTION_MASK CAUSAL     // compile attention with this mask only
+#include "llmc/base/top_k.h"      // softmax_draw(), for samples
+#include "llmc/choices/room.h"    // HellaSwag and similar sets
+#include "llmc/data/lm_data.h"    // the loader of token batches
+#include "llmc/model/config.h"    // config.json as a table
+#include "llmc/model/linear.h"    // linear layers, GELU and the loss, in floatX and in fp8
+#include "llmc/run/vocabulary.h"  // a run (run.h), its steps (step.h), and its tokenizer
 
 // ---------------------------------------------------------------------------------------------------------
 // Parameters. A linear layer's weight is [out, in] in memory, and [in, out] in GPT-2's files ("Conv1D").
 
 typedef struct {
-    LayerNorm ln1;
-    Linear qkv, attproj;
-    LayerNorm ln2;
-    Linear fc, fcproj;
+    LayerNorm ln1, ln2;
+    Linear qkv, attproj, fc, fcproj;
 } BlockParams;
 
 typedef struct {
@@ -40,10 +33,8 @@ typedef struct {
 
 // The same fields for gradients. The tables below bind the structs of parameters and of gradients.
 typedef struct {
-    LayerNormGrads ln1;
-    LinearGrads qkv, attproj;
-    LayerNormGrads ln2;
-    LinearGrads fc, fcproj;
+    LayerNormGrads ln1, ln2;
+    LinearGrads qkv, attproj, fc, fcproj;
 } BlockGrads;
 
 typedef struct {
@@ -54,12 +45,12 @@ typedef struct {
 } Grads;
 
 // ---------------------------------------------------------------------------------------------------------
-// Activations, of N rows. A buffer of the residual stream first holds a branch's output, then its sum with the stream.
+// Activations, of N rows. A buffer of the residual stream first holds a branch's output, then the sum.
 
 typedef struct {
     Operand ln1, att, ln2, fc;  // .v: the values; .q: their 8-bit copy with --fp8, else NULL
     floatX *qkv, *mid, *fc_pre, *out;
-    Operand dqkv, dfc, dmid, dout;  // gradients; dmid and dout are of the branches' outputs: branch_gradient()
+    Operand dqkv, dfc, dmid, dout;  // gradients; dmid, dout: of the branches' outputs, branch_gradient()
     LayerNormStats ln1_stats, ln2_stats;
     real* lse;
 } BlockActs;
@@ -73,16 +64,14 @@ typedef struct {
     BlockActs* h;
 } Acts;
 
-// Symbols for the dimensions in the tables. ONE_DIM: no second dimension. DIM_DN: rows of activation gradients.
+// Symbols for the dimensions in the tables. DIM_DN: rows of activation gradients.
 enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_DN, DIMS };
 
 // clang-format off
-static const TensorRow EMBEDDING_ROWS[] = {
+static const TensorRow PARAMETERS[] = {
     // name in files                         field                              shape                 stored  initial values        decay, layout in files, fp32 copy, Muon's matrices, 8-bit x and dy
     {"transformer.wte.weight",                offsetof(Params, wte),             {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1, AS_IN_MEMORY, 0, 0, offsetof(Acts, head_in.q), offsetof(Acts, dlogits.q)},
     {"transformer.wpe.weight",                offsetof(Params, wpe),             {DIM_T, DIM_C},  OWN, 0,      INIT_NORMAL,          1},
-};
-static const TensorRow BLOCK_ROWS[] = {
     {"transformer.h.%d.ln_1.weight",          offsetof(BlockParams, ln1.w),      {DIM_C},         OWN, 0,      INIT_ONE,             0, AS_IN_MEMORY, offsetof(BlockParams, ln1.w_fp32)},
     {"transformer.h.%d.ln_1.bias",            offsetof(BlockParams, ln1.b),      {DIM_C},         OWN, 0,      INIT_ZERO,            0},
     {"transformer.h.%d.attn.c_attn.weight",   offsetof(BlockParams, qkv.w),      {DIM_3C, DIM_C}, OWN, 0,      INIT_NORMAL,          1, TRANSPOSED, 0, 3, offsetof(BlockActs, ln1.q), offsetof(BlockActs, dqkv.q)},
@@ -95,12 +84,9 @@ static const TensorRow BLOCK_ROWS[] = {
     {"transformer.h.%d.mlp.c_fc.bias",        offsetof(BlockParams, fc.b),       {DIM_F},         OWN, 0,      INIT_ZERO,            0},
     {"transformer.h.%d.mlp.c_proj.weight",    offsetof(BlockParams, fcproj.w),   {DIM_C, DIM_F},  OWN, 0,      INIT_NORMAL_RESIDUAL, 1, TRANSPOSED, 0, 1, offsetof(BlockActs, fc.q), offsetof(BlockActs, dout.q)},
     {"transformer.h.%d.mlp.c_proj.bias",      offsetof(BlockParams, fcproj.b),   {DIM_C},         OWN, 0,      INIT_ZERO,            0},
-};
-static const TensorRow FINAL_ROWS[] = {
     {"transformer.ln_f.weight",               offsetof(Params, lnf.w),           {DIM_C},         OWN, 0,      INIT_ONE,             0, AS_IN_MEMORY, offsetof(Params, lnf.w_fp32)},
     {"transformer.ln_f.bias",                 offsetof(Params, lnf.b),           {DIM_C},         OWN, 0,      INIT_ZERO,            0},
-};
-static const TensorRow HEAD_ROWS[] = {  // only if the head is not tied to wte
+    // Only if the head is not tied to wte:
     {"lm_head.weight",                        offsetof(Params, head.w),          {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1, AS_IN_MEMORY, 0, 0, offsetof(Acts, head_in.q), offsetof(Acts, dlogits.q)},
 };
 static const char* const HEAD[][2] = {{"wte.weight", "lm_head.weight"}};  // tensors that may be tied
@@ -136,21 +122,22 @@ static Dropout dropout_at(const Model* m, const Sequences* s, int layer, int sit
 }
 
 static AttentionShape attention_at(const Model* m, const Sequences* s, int layer) {
-    int NH = m->config.NH;
+    const Config* c = &m->config;
     Dropout dropout = dropout_at(m, s, layer, SITE_DROPOUT_ATTENTION);
-    return (AttentionShape){.NH = NH, .HS = m->config.C / NH, .mask = CAUSAL, .dropout = dropout};
+    return (AttentionShape){.NH = c->NH, .HS = c->C / c->NH, .mask = CAUSAL, .dropout = dropout};
 }
 
 // The input of block l: the residual stream after block l - 1.
 static floatX* residual_into(const Model* m, int l) { return l == 0 ? m->a.embedded : m->a.h[l - 1].out; }
 
-// One pre-layernorm block. Its ln1 has already been computed. It ends with the next layernorm, because the residual
-// addition and the layernorm that reads the sum are one fused op.
+// One pre-layernorm block. Its ln1 has already been computed. It ends with the next layernorm, because the
+// residual addition and the layernorm that reads the sum are one fused op.
 static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     const Config* c = &m->config;
     const BlockParams* p = &m->p.h[l];
     BlockActs* a = &m->a.h[l];
     int last = l + 1 == c->L, N = s->rows, C = c->C;
+    real eps = (real)c->eps;
     Operand next = last ? (Operand){.v = m->a.lnf, .q = NULL} : a[1].ln1;
     LayerNormStats next_stats = last ? m->a.lnf_stats : a[1].ln1_stats;
     LayerNorm next_norm = last ? m->p.lnf : p[1].ln1;
@@ -163,10 +150,10 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     attention_forward(a->att.v, a->lse, a->qkv, sequences_parts(s), attention_at(m, s, l), ctx);
     operand_fill(a->att, N, C, ctx);
     linear_forward(a->mid, a->att, p->attproj, N, C, C, ctx);
-    residual_layernorm_forward(a->ln2, attention, a->ln2_stats, residual_into(m, l), p->ln2, rows, (real)c->eps, ctx);
+    residual_layernorm_forward(a->ln2, attention, a->ln2_stats, residual_into(m, l), p->ln2, rows, eps, ctx);
     linear_gelu_forward(a->fc, (GeluInput){a->fc_pre, c->gelu}, a->ln2, p->fc, (LinearSize){N, C, c->F}, ctx);
     linear_forward(a->out, a->fc, p->fcproj, N, c->F, C, ctx);
-    residual_layernorm_forward(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
+    residual_layernorm_forward(next, mlp, next_stats, a->mid, next_norm, rows, eps, ctx);
 }
 
 // Forward pass up to the final layernorm, m->a.lnf [N, C].
@@ -177,7 +164,7 @@ static void forward(Model* m, const Batch* b, Context* ctx) {
     EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = s};
     Dropout dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
     scope_at(ctx, FORWARD, -1);
-    if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, 0, ctx);  // the parameters outside the layers
+    if (m->buffers.grad_sync) grad_sync_wait(m->buffers.grad_sync, 0, ctx);  // what is outside the layers
     if (m->buffers.fp32_copies.copies) model_buffers_update_copies(&m->buffers, ctx);
     embedding_forward(m->a.embedded, in, tables, m->buffers.step.embedding, dropout, ctx);
     layernorm_forward(m->a.h[0].ln1.v, m->a.h[0].ln1_stats, m->a.embedded, m->p.h[0].ln1,
@@ -198,10 +185,10 @@ static void forward_head(Model* m, floatX* x, int N, Context* ctx) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Backward. `mode` selects how parameter gradients are written: SET in a step's first micro-batch, ADD in the others.
+// Backward. `mode`: how parameter gradients are written. SET in a step's first micro-batch, then ADD.
 
-// Where the gradient of a residual sum is written: to the stream and, through dropout, to the branch of layer l and the
-// bias at its end. Layer -1 is the embedding, which has no branch.
+// Where the gradient of a residual sum is written: to the stream and, through dropout, to the branch of layer
+// l and the bias at its end. Layer -1 is the embedding, which has no branch.
 static ResidualGrad residual_gradient(const Model* m, const Sequences* s, int l, int site) {
     ResidualGrad r = {.dx = m->a.dx, .dbranch = m->a.dbranch, .dbias = NULL, .dropout = dropout_none(s)};
     if (l < 0) return r;
@@ -210,7 +197,7 @@ static ResidualGrad residual_gradient(const Model* m, const Sequences* s, int l,
     return r;
 }
 
-// The gradient of a branch's output after residual_layernorm_backward(). Without dropout it is the stream's gradient.
+// The gradient of a branch's output after residual_layernorm_backward(). Without dropout it is the stream's.
 static Operand branch_gradient(const Model* m, const Sequences* s, int l, int site, Context* ctx) {
     Operand d = site == SITE_DROPOUT_ATTENTION_OUT ? m->a.h[l].dmid : m->a.h[l].dout;
     d.v = dropout_at(m, s, l, site).threshold ? m->a.dbranch : m->a.dx;
@@ -224,36 +211,40 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
     const BlockParams* p = &m->p.h[l];
     const BlockGrads* g = &m->g.h[l];
     BlockActs* a = &m->a.h[l];
+    const Sequences* parts = sequences_parts(s);
     int N = s->rows, C = c->C;
     Rows rows = {.N = N, .C = C};
     // Without biases, whose gradients are fused into the layernorm and GELU backward ops.
     LinearGrads dfcproj = {.w = g->fcproj.w}, dfc = {.w = g->fc.w}, dattproj = {.w = g->attproj.w};
     GeluInput gelu = {.pre = a->fc_pre, .kind = c->gelu};
+    size_t fc_size = (size_t)N * (size_t)c->F;
     floatX* x = residual_into(m, l);
+    ResidualGrad mid_grad = residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT);
+    ResidualGrad in_grad = residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT);
     LayerNormInputs ln1 = {.dy = m->a.dln, .x = x, .stats = a->ln1_stats, .w = p->ln1.w, .size = rows};
     LayerNormInputs ln2 = {.dy = m->a.dln, .x = a->mid, .stats = a->ln2_stats, .w = p->ln2.w, .size = rows};
 
     scope_at(ctx, BACKWARD, l);
-    if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc.v, a->fc_pre, (size_t)N * (size_t)c->F, c->gelu, ctx);
-    if (m->recompute >= RECOMPUTE_NORMS)
-        layernorm_forward(a->ln2.v, a->ln2_stats, a->mid, p->ln2, rows, (real)c->eps, ctx);
+    if (m->recompute >= RECOMPUTE_GELU) gelu_forward(a->fc.v, a->fc_pre, fc_size, c->gelu, ctx);
+    const int norms = m->recompute >= RECOMPUTE_NORMS;
+    if (norms) layernorm_forward(a->ln2.v, a->ln2_stats, a->mid, p->ln2, rows, (real)c->eps, ctx);
     Operand dbranch = branch_gradient(m, s, l, SITE_DROPOUT_MLP_OUT, ctx);
     linear_backward_weight(dfcproj, dbranch, a->fc, N, c->F, C, mode, ctx);
     linear_gelu_backward_input(a->dfc, g->fc, mode, dbranch, p->fcproj, gelu, (LinearSize){N, c->F, C}, ctx);
     linear_backward_weight(dfc, a->dfc, a->ln2, N, C, c->F, mode, ctx);
     linear_backward_input(m->a.dln, a->dfc, p->fc, N, C, c->F, SET, ctx);
-    residual_layernorm_backward(residual_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT), g->ln2, ln2, ADD, mode, ctx);
+    residual_layernorm_backward(mid_grad, g->ln2, ln2, ADD, mode, ctx);
 
     dbranch = branch_gradient(m, s, l, SITE_DROPOUT_ATTENTION_OUT, ctx);
     linear_backward_weight(dattproj, dbranch, a->att, N, C, C, mode, ctx);
     linear_backward_input(m->a.datt, dbranch, p->attproj, N, C, C, SET, ctx);
     // Overlap the all-reduce of buckets with attention, which tolerates fewer SMs. The matmuls would not.
     if (m->buffers.grad_sync) grad_sync_ready(m->buffers.grad_sync, l + 1, m->buffers.grads, ctx);
-    attention_backward(a->dqkv.v, m->a.datt, a->qkv, a->att.v, a->lse, sequences_parts(s), attention_at(m, s, l), ctx);
-    if (m->recompute >= RECOMPUTE_NORMS) layernorm_forward(a->ln1.v, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
+    attention_backward(a->dqkv.v, m->a.datt, a->qkv, a->att.v, a->lse, parts, attention_at(m, s, l), ctx);
+    if (norms) layernorm_forward(a->ln1.v, a->ln1_stats, x, p->ln1, rows, (real)c->eps, ctx);
     linear_backward_weight(g->qkv, a->dqkv, a->ln1, N, C, 3 * C, mode, ctx);
     linear_backward_input(m->a.dln, a->dqkv, p->qkv, N, C, 3 * C, SET, ctx);
-    residual_layernorm_backward(residual_gradient(m, s, l - 1, SITE_DROPOUT_MLP_OUT), g->ln1, ln1, ADD, mode, ctx);
+    residual_layernorm_backward(in_grad, g->ln1, ln1, ADD, mode, ctx);
 }
 
 // Backpropagate from the gradient of the logits, which compute_loss() wrote, to all parameters.
@@ -264,6 +255,7 @@ static void backward(Model* m, const Batch* b, Mode mode, Context* ctx) {
     Rows rows = {.N = N, .C = C};
     LayerNormInputs lnf = {
         .dy = m->a.dln, .x = residual_into(m, c->L), .stats = m->a.lnf_stats, .w = m->p.lnf.w, .size = rows};
+    ResidualGrad out_grad = residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT);
     EmbeddingGrads dtables = {.word = m->g.wte, .position = m->g.wpe};
     EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = s};
     Dropout dropout = dropout_at(m, s, 0, SITE_DROPOUT_EMBEDDING);
@@ -271,7 +263,7 @@ static void backward(Model* m, const Batch* b, Mode mode, Context* ctx) {
     scope_at(ctx, BACKWARD, -1);
     linear_backward_weight(m->g.head, m->a.dlogits, m->a.head_in, N, C, m->Vp, mode, ctx);
     linear_backward_input(m->a.dln, m->a.dlogits, m->p.head, N, C, m->Vp, SET, ctx);
-    residual_layernorm_backward(residual_gradient(m, s, c->L - 1, SITE_DROPOUT_MLP_OUT), m->g.lnf, lnf, SET, mode, ctx);
+    residual_layernorm_backward(out_grad, m->g.lnf, lnf, SET, mode, ctx);
     for (int l = c->L - 1; l >= 0; l--) backward_block(m, l, s, mode, ctx);
     scope_at(ctx, BACKWARD, -1);
     // A tied head has already written the token embedding's gradient.
@@ -282,14 +274,15 @@ static void backward(Model* m, const Batch* b, Mode mode, Context* ctx) {
 // ---------------------------------------------------------------------------------------------------------
 // Losses
 
-// The loss of a micro-batch from its logits. `mode` sets or adds to m->a.loss, which is `scale` times the sum of the
-// token losses. BACKWARD also writes the gradient of the logits, times *m->buffers.loss_scale, over them or in fp8.
-static void compute_loss(Model* m, const Batch* b, double scale, Direction direction, Mode mode, Context* ctx) {
+// The loss of a micro-batch from its logits: m->a.loss (`mode`) is `scale` times the sum of the token losses.
+// BACKWARD also writes the gradient of the logits, times *m->buffers.loss_scale, over them or in fp8.
+static void compute_loss(Model* m, const Batch* b, double scale, Direction pass, Mode mode, Context* ctx) {
     Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = scale, .mode = mode};
-    LogitsGradient d = {losses, b->targets, m->buffers.loss_scale, m->config.V};
-    scope_at(ctx, direction, -1);
-    if (direction == FORWARD) classifier_forward(losses, m->a.logits, d.targets, b->s.rows, d.V, m->Vp, ctx);
-    else linear_classifier_backward(m->a.dlogits, d, b->s.rows, m->Vp, ctx);
+    const real* loss_scale = m->buffers.loss_scale;
+    int N = b->s.rows, V = m->config.V;
+    scope_at(ctx, pass, -1);
+    if (pass == FORWARD) classifier_forward(losses, m->a.logits, b->targets, N, V, m->Vp, ctx);
+    else linear_classifier_backward(m->a.dlogits, losses, b->targets, loss_scale, N, V, m->Vp, ctx);
 }
 
 // Evaluate a micro-batch, without gradients.
@@ -305,24 +298,34 @@ static double model_loss(const Model* m, Context* ctx) { return model_buffers_nu
 // ---------------------------------------------------------------------------------------------------------
 // Memory
 
-// Fill the tables for this configuration and micro-batches of B sequences of T tokens. `doc_mask`: 1 keeps attention
-// within documents or other parts of a sequence. Allocates only the tables.
-static void model_plan(Model* m, Config config, int B, int T, int recompute, int doc_mask) {
+// Fill the tables for this configuration and micro-batches of B sequences of T tokens. `doc_mask`: 1 keeps
+// attention within documents or other parts of a sequence. Allocates only the tables.
+static void model_plan(Model* m, Config c, int B, int T, int recompute, int doc_mask) {
     ModelBuffers* b = &m->buffers;
     memset(m, 0, sizeof *m);
-    m->config = config, m->recompute = recompute;
+    m->config = c, m->recompute = recompute;
     m->B = B, m->T = T, m->N = B * T;
-    m->Vp = (int)round_up((size_t)config.V, 128);
+    m->Vp = (int)round_up((size_t)c.V, 128);
     b->table.fixed = recompute >= FORWARD_ONLY;
     const int dN = b->table.fixed ? 0 : m->N;  // rows of activation gradients
-    const int dims[DIMS] = {1, config.V, m->Vp, config.T, config.C, 3 * config.C, config.F, m->N, config.NH, dN};
+    const int dims[DIMS] = {1, c.V, m->Vp, c.T, c.C, 3 * c.C, c.F, m->N, c.NH, dN};
 
-    // All layers share one buffer for an activation that the backward pass recomputes. Without a backward pass they
-    // share all activations but qkv, whose keys and values are the KV cache of text generation.
-    Placement gelu = recompute >= RECOMPUTE_GELU ? SHARED : OWN, norm = recompute >= RECOMPUTE_NORMS ? SHARED : OWN,
-              kept = recompute >= FORWARD_ONLY ? SHARED : OWN;
+    // All layers share one buffer for an activation that the backward pass recomputes. Without a backward
+    // pass they share all activations but qkv, whose keys and values are the KV cache of text generation.
+    Placement gelu = recompute >= RECOMPUTE_GELU ? SHARED : OWN;
+    Placement norm = recompute >= RECOMPUTE_NORMS ? SHARED : OWN;
+    Placement kept = recompute >= FORWARD_ONLY ? SHARED : OWN;
     // clang-format off
-    const TensorRow block_acts[] = {
+    const TensorRow acts[] = {
+        {"embedded",      offsetof(Acts, embedded),      {DIM_N, DIM_C}},
+        {"lnf",           offsetof(Acts, lnf),           {DIM_N, DIM_C}},
+        {"head_in",       offsetof(Acts, head_in.v),     {DIM_N, DIM_C}, SAME},
+        {"logits",        offsetof(Acts, logits),        {DIM_N, DIM_VP}},
+        {"dlogits",       offsetof(Acts, dlogits.v),     {DIM_N, DIM_VP}, SAME},
+        {"dx",            offsetof(Acts, dx),            {DIM_DN, DIM_C}},
+        {"dbranch",       offsetof(Acts, dbranch),       {DIM_DN, DIM_C}},
+        {"dln",           offsetof(Acts, dln),           {DIM_DN, DIM_C}},
+        {"datt",          offsetof(Acts, datt),          {DIM_DN, DIM_C}},
         {"h.%d.ln1",      offsetof(BlockActs, ln1.v),    {DIM_N, DIM_C}, norm},
         {"h.%d.qkv",      offsetof(BlockActs, qkv),      {DIM_N, DIM_3C}},
         {"h.%d.att",      offsetof(BlockActs, att.v),    {DIM_N, DIM_C}, kept},
@@ -334,51 +337,31 @@ static void model_plan(Model* m, Config config, int B, int T, int recompute, int
         {"h.%d.dqkv",     offsetof(BlockActs, dqkv.v),   {DIM_DN, DIM_3C}, SHARED},
         {"h.%d.dfc",      offsetof(BlockActs, dfc.v),    {DIM_DN, DIM_F}, SHARED},
     };
-    const TensorRow outer_acts[] = {
-        {"embedded",      offsetof(Acts, embedded),      {DIM_N, DIM_C}},
-        {"lnf",           offsetof(Acts, lnf),           {DIM_N, DIM_C}},
-        {"head_in",       offsetof(Acts, head_in.v),     {DIM_N, DIM_C}, SAME},
-        {"logits",        offsetof(Acts, logits),        {DIM_N, DIM_VP}},
-        {"dlogits",       offsetof(Acts, dlogits.v),     {DIM_N, DIM_VP}, SAME},
-        {"dx",            offsetof(Acts, dx),            {DIM_DN, DIM_C}},
-        {"dbranch",       offsetof(Acts, dbranch),       {DIM_DN, DIM_C}},
-        {"dln",           offsetof(Acts, dln),           {DIM_DN, DIM_C}},
-        {"datt",          offsetof(Acts, datt),          {DIM_DN, DIM_C}},
-    };
-    const TensorRow block_stats[] = {
+    const TensorRow stats[] = {
+        {"lnf_mean",      offsetof(Acts, lnf_stats.mean),      {DIM_N}},
+        {"lnf_rstd",      offsetof(Acts, lnf_stats.rstd),      {DIM_N}},
+        {"losses",        offsetof(Acts, losses),              {DIM_N}},
+        {"loss",          offsetof(Acts, loss),                {ONE_DIM}},
         {"h.%d.ln1_mean", offsetof(BlockActs, ln1_stats.mean), {DIM_N}, kept},
         {"h.%d.ln1_rstd", offsetof(BlockActs, ln1_stats.rstd), {DIM_N}, kept},
         {"h.%d.ln2_mean", offsetof(BlockActs, ln2_stats.mean), {DIM_N}, kept},
         {"h.%d.ln2_rstd", offsetof(BlockActs, ln2_stats.rstd), {DIM_N}, kept},
         {"h.%d.lse",      offsetof(BlockActs, lse),            {DIM_NH, DIM_N}, kept},
     };
-    const TensorRow outer_stats[] = {
-        {"lnf_mean",      offsetof(Acts, lnf_stats.mean),      {DIM_N}},
-        {"lnf_rstd",      offsetof(Acts, lnf_stats.rstd),      {DIM_N}},
-        {"losses",        offsetof(Acts, losses),              {DIM_N}},
-        {"loss",          offsetof(Acts, loss),                {ONE_DIM}},
-    };
     // clang-format on
-    tensors_add(&b->table, EMBEDDING_ROWS, COUNT_OF(EMBEDDING_ROWS), dims, -1);
-    tensors_add(&b->acts_table, outer_acts, COUNT_OF(outer_acts), dims, -1);
-    tensors_add(&b->stats_table, outer_stats, COUNT_OF(outer_stats), dims, -1);
-    for (int l = 0; l < config.L; l++) {
-        tensors_add(&b->table, BLOCK_ROWS, COUNT_OF(BLOCK_ROWS), dims, l);
-        tensors_add(&b->acts_table, block_acts, COUNT_OF(block_acts), dims, l);
-        tensors_add(&b->stats_table, block_stats, COUNT_OF(block_stats), dims, l);
-    }
-    tensors_add(&b->table, FINAL_ROWS, COUNT_OF(FINAL_ROWS), dims, -1);
-    if (config.tied) model_buffers_tie(b, offsetof(Params, head.w), offsetof(Params, wte));
-    else tensors_add(&b->table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
+    tensors_add_layers(&b->table, PARAMETERS, COUNT_OF(PARAMETERS) - c.tied, dims, c.L);
+    tensors_add_layers(&b->acts_table, acts, COUNT_OF(acts), dims, c.L);
+    tensors_add_layers(&b->stats_table, stats, COUNT_OF(stats), dims, c.L);
+    if (c.tied) model_buffers_tie(b, offsetof(Params, head.w), offsetof(Params, wte));
     model_buffers_finish_tables(b);
     b->structs[0] = (TensorStructs){&m->p, offsetof(Params, h), sizeof(BlockParams)};
     b->structs[1] = (TensorStructs){&m->g, offsetof(Grads, h), sizeof(BlockGrads)};
     b->structs[2] = (TensorStructs){&m->a, offsetof(Acts, h), sizeof(BlockActs)};
 
-    StepSizes step = {.attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = CAUSAL}};
-    step.attention.dropout = dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL);
-    step.embedding = (EmbeddingSizes){.V = m->Vp, .T = config.T, .types = 0, .C = config.C, .padding = -1};
-    step.N = step.head_rows = m->N, step.T = T, step.F = config.F;
+    StepSizes step = {.attention = {.NH = c.NH, .HS = c.C / c.NH, .mask = CAUSAL}};
+    step.attention.dropout = dropout_make(c.attention_dropout, 0, 0, 0, 0, NULL);
+    step.embedding = (EmbeddingSizes){.V = m->Vp, .T = c.T, .types = 0, .C = c.C, .padding = -1};
+    step.N = step.head_rows = m->N, step.T = T, step.F = c.F;
     step.sequences = step.fewest = B, step.parts = doc_mask ? lm_data_planned_documents(B, m->N) : B;
     b->step = step, b->batch_bytes = lm_data_ints(B, T, doc_mask) * sizeof(int);
 }
@@ -408,8 +391,7 @@ static const ConfigRow CONFIG_ROWS[] = {
 };
 // clang-format on
 
-// A published size: "d12", "d24", "d36" or "d48". Or "L=4,C=128,NH=4,V=257,T=256,F=512,tied=1", where V defaults to
-// `data_V` and F to 4 C.
+// A published size, or "L=4,C=128,NH=4,V=257,T=256,F=512,tied=1", where V defaults to `data_V` and F to 4 C.
 static Config config_from_descriptor(const char* text, int data_V) {
     static const ConfigPublished published[] = {{"d12", "L=12,NH=12,C=768,V=50257,T=1024"},
                                                 {"d24", "L=24,NH=16,C=1024,V=50257,T=1024"},
@@ -436,27 +418,18 @@ static Config config_read(const char* path) {
 // Initial values, and which tensors a weight file may have or lack.
 static WeightRules weight_rules(const Config* c) {
     static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
-    FileRules file = {.optional_prefix = "transformer.", .ignored = ignored, .ignored_count = c->tied ? 3 : 2};
-    return (WeightRules){.std = c->init_range, .residual_std = c->init_range / sqrt(2.0 * c->L), .file = file};
+    const double std = c->init_range;
+    FileRules file = {.optional_prefix = "transformer.", .ignored = ignored, .ignored_count = 2 + c->tied};
+    return (WeightRules){.std = std, .residual_std = std / sqrt(2.0 * c->L), .file = file};
 }
 
 #ifndef NO_MAIN  // tests include this file for the model only
-
-// The text of the model's config.json.
-static Text config_write(const Config* c, int bos, int eos) {
-    Text keys = {NULL, 0, 0};
-    json_put_integer(&keys, "n_ctx", c->T);  // n_positions under an older name, which some converters read
-    json_put_integer(&keys, "bos_token_id", bos);
-    json_put_integer(&keys, "eos_token_id", eos);
-    return config_text("GPT2LMHeadModel", "gpt2", keys, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
-}
 
 typedef struct {
     Run run;  // settings, ranks, optimizer, log: llmc/run/state.h
     Model model;
     LmData data;
     MultipleChoiceSets choices;
-    int doc_mask, sample_tokens;
 } Trainer;
 
 static volatile sig_atomic_t stop_signal;
@@ -465,13 +438,13 @@ static void on_signal(int number) { stop_signal = number; }
 // ---------------------------------------------------------------------------------------------------------
 // Step
 
-// The work of a step of `sequences` sequences. FLOPs per token: 6 for each parameter but position embeddings, and those
-// of attention, counted as if every token attended to its whole sequence.
+// The work of a step of `sequences` sequences. FLOPs per token: 6 for each parameter but position embeddings,
+// and those of attention, counted as if every token attended to its whole sequence.
 static StepWork step_work(const Model* m, int sequences) {
     const Config* c = &m->config;
-    size_t N = m->buffers.table.parameters - (size_t)c->T * (size_t)c->C;
-    StepWork work = {.consumed = sequences, .sequences = (double)sequences, .tokens = (double)sequences * m->T};
-    work.flops = work.tokens * (6 * (double)N + 12.0 * c->L * c->C * m->T);
+    double N = (double)(m->buffers.table.parameters - (size_t)c->T * (size_t)c->C), n = sequences;
+    StepWork work = {.consumed = sequences, .sequences = n, .tokens = n * m->T, .losses = {m->a.loss}};
+    work.flops = work.tokens * (6 * N + 12.0 * c->L * c->C * m->T);
     return work;
 }
 
@@ -479,9 +452,8 @@ static StepWork step_work(const Model* m, int sequences) {
 static void train_step(Run* r, Model* m, LmData* data) {
     Context* ctx = &r->ctx;
     StepWork work = step_work(m, run_step_sequences(r));
-    StepLosses losses = {.count = 1, .values = {m->a.loss}, .names = {"loss"}};
     double targets = lm_data_targets(&data->train, run_step_sequence(r), (uint64_t)work.consumed);
-    run_begin_step(r);
+    run_begin_step(r, work);
     for (int i = 0; i < r->micro_steps; i++) {
         Mode mode = i == 0 ? SET : ADD;
         Batch b = lm_data_train(data, run_step_sequence(r), run_micro_batch_first(r, i), ctx);
@@ -492,16 +464,16 @@ static void train_step(Run* r, Model* m, LmData* data) {
         if (r->direction == BACKWARD) backward(m, &b, mode, ctx);
         run_end_micro_batch(r, i);
     }
-    run_all_reduce(r, losses);
-    run_update(r, losses);
-    run_read_results(r, losses, work);
+    run_all_reduce(r);
+    run_update(r);
+    run_read_results(r);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Validation and samples
 
-// Evaluate this rank's share of the held-out text, and log the loss over all ranks. A signal to any rank ends the
-// validation without a result.
+// Evaluate this rank's share of the held-out text, and log the loss over all ranks. A signal to any rank ends
+// the validation without a result.
 static void validate(Run* r) {
     Model* m = &((Trainer*)r)->model;
     LmData* data = &((Trainer*)r)->data;
@@ -515,14 +487,14 @@ static void validate(Run* r) {
     if (!share.is_stopped) val_entropy_print(&data->val_entropy, share.sequences, m->T);
 }
 
-// Score a multiple-choice set. The head reads only the scored rows, which overwrite the embeddings.
-static void score_choices(Run* r, const MultipleChoice* set) {
+// Score the multiple-choice sets. The head reads only the scored rows, which overwrite the embeddings.
+static void validate_choices(Run* r) {
     Model* m = &((Trainer*)r)->model;
     const int C = m->config.C, V = m->config.V, Vp = m->Vp;
     Losses losses = {.each = m->a.losses, .sum = m->a.loss, .scale = 1, .mode = SET};
     Batch b = lm_data_batch(&((Trainer*)r)->data, 1, 0);
     MultipleChoiceEvaluation e;
-    multiple_choice_evaluation_open(&e, set, m->N, m->T, r);
+    multiple_choice_evaluation_next(&e, &((Trainer*)r)->choices, -1, m->N, m->T, r);
     while (multiple_choice_load(&e, b.inputs, b.targets, &b.s, r, (int)stop_signal)) {
         forward(m, &b, &r->ctx);
         multiple_choice_gather(m->a.embedded, m->a.lnf, &e, C, &r->ctx);
@@ -530,21 +502,14 @@ static void score_choices(Run* r, const MultipleChoice* set) {
         classifier_forward(losses, m->a.logits, b.targets, e.scored, V, Vp, &r->ctx);
         multiple_choice_take(&e, m->a.losses, m->a.logits, b.targets, V, Vp, &r->ctx);
     }
-    multiple_choice_evaluation_close(&e, r, (int)stop_signal);
 }
 
-static void validate_choices(Run* r) {
-    const MultipleChoiceSets* sets = &((Trainer*)r)->choices;
-    for (int i = multiple_choice_next_set(sets, -1, r); i < sets->count; i = multiple_choice_next_set(sets, i, r))
-        score_choices(r, &sets->set[i]);
-}
-
-// Print a text by the model, from the start of a document, and save it in OUT/sample.txt. A signal ends it early. Each
-// token takes a forward pass over the text, of which the model sees its T positions: a text that exceeds them loses a
-// quarter. apps/use_gpt2.cu keeps keys and values instead, and takes a prompt.
+// Print a text by the model, from the start of a document, and save it in OUT/sample.txt. A signal ends it
+// early. Each token takes a forward pass over the text, of which the model sees its T positions: a text that
+// exceeds them loses a quarter. apps/use_gpt2.cu keeps keys and values instead, and takes a prompt.
 static void sample(Run* r) {
     Model* m = &((Trainer*)r)->model;
-    const int V = m->config.V, T = m->T, tokens = ((Trainer*)r)->sample_tokens;
+    const int V = m->config.V, T = m->T, tokens = r->settings.sample_tokens;
     int begin = 0, count = 1, *text = (int*)xmalloc(((size_t)tokens + 1) * sizeof(int));
     uint64_t key = rng_stream((uint64_t)r->settings.seed, (uint64_t)r->step, 0, SITE_SAMPLE);
     HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
@@ -568,22 +533,13 @@ static void sample(Run* r) {
 
 // The flags. Returns their number.
 static int settings_flags(Trainer* t) {
-    // clang-format off
-    const Flag rows[] = {
-        {NULL, "--doc-mask", FLAG_INT, &t->doc_mask, "0", 0, 1, NULL, SCOPE_RUN, TOPIC_DATA,
-         "1: attention stays within a document, which begins with the end-of-text token. Positions do not restart at "
-         "documents."},
-        {"-g", "--sample-tokens", FLAG_INT, &t->sample_tokens, "128", 1, 1e6, NULL, SCOPE_FREE, TOPIC_SAMPLES,
-         "Tokens per sample."},
-    };
-    // clang-format on
+    static const char model[] =
+        "Hugging Face directory, hub:NAME, .safetensors file, llm.c's .bin, config.json (random weights), "
+        "d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=.";
     Flag* table = t->run.flags;
-    int count = settings_language_rows(&t->run.settings, table,
-                                       "Hugging Face directory, hub:NAME, .safetensors file, llm.c's .bin, config.json "
-                                       "(random weights), d12|d24|d36|d48, or sizes L= C= NH= V= T= F= tied=.");
+    int count = settings_language_rows(&t->run.settings, table, model);
     settings_default(table, count, "--model", "L=4,C=128,NH=4,T=256");
-    count = settings_add_rows(table, count, rows, COUNT_OF(rows));
-    return multiple_choice_rows(&t->choices, table, count);
+    return multiple_choice_rows(&t->choices, table, vocabulary_rows(&t->run.settings, table, count));
 }
 
 // The configuration of the model at r->source.
@@ -594,7 +550,8 @@ static Config find_config(Run* r) {
     int data_V = r->tokenizer.size ? r->tokenizer.size : 50257;
     Config c = path ? config_read(path) : config_from_descriptor(sizes ? sizes : r->source, data_V);
     if (r->weights && c.tied) c.tied = weights_tie(r->weights, "transformer.", HEAD, 1, r->group.rank == 0);
-    if (r->settings.dropout >= 0) c.embedding_dropout = c.attention_dropout = c.residual_dropout = r->settings.dropout;
+    const double p = r->settings.dropout;
+    if (p >= 0) c.embedding_dropout = c.attention_dropout = c.residual_dropout = p;
     free(path), free(sizes);
     return c;
 }
@@ -603,20 +560,26 @@ static Config find_config(Run* r) {
 static void plan_model(Trainer* t, Config config, int T, int recompute) {
     Run* r = &t->run;
     Model* m = &t->model;
-    int cuts = t->doc_mask ? run_end_of_text(r, config.V) : NO_CUTS;
+    int doc_mask = r->settings.doc_mask, cuts = doc_mask ? run_end_of_text(r, config.V) : NO_CUTS;
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);) {
-        model_plan(m, config, search.B, T, recompute, t->doc_mask);
+        model_plan(m, config, search.B, T, recompute, doc_mask);
         if (*t->choices.files) m->buffers.batch_bytes += multiple_choice_device_bytes(m->N);
     }
     lm_data_alloc(&t->data, m->B, T, cuts, &r->ctx);
 }
 
+// Open the data and the sets, and write the text of the model's config.json.
 static void open_data(Trainer* t) {
     Run* r = &t->run;
     const Config* c = &t->model.config;
     int end_of_text = run_end_of_text(r, c->V);
+    Text keys = {NULL, 0, 0};
+    json_put_integer(&keys, "n_ctx", c->T);  // n_positions under an older name, which some converters read
+    json_put_integer(&keys, "bos_token_id", end_of_text);
+    json_put_integer(&keys, "eos_token_id", run_eos(r, c->V, end_of_text));
+    Text text = config_text("GPT2LMHeadModel", "gpt2", keys, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
     multiple_choice_sets_open(&t->choices, c->V, t->model.T, &r->group);
-    vocabulary_open_data(r, &t->data, c->V, config_write(c, end_of_text, run_eos(r, c->V, end_of_text)));
+    vocabulary_open_data(r, &t->data, c->V, text);
 }
 
 static void trainer_close(Trainer* t) {
@@ -627,22 +590,21 @@ static void trainer_close(Trainer* t) {
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
+    static const char usage[] = "./train_gpt2 [flags]   (none: a small model on the built-in corpus)";
     Run* r = &t->run;
-    Model* m = &t->model;
-    run_parse(r, settings_flags(t), argc, argv, "./train_gpt2 [flags]   (none: a small model on the built-in corpus)");
+    run_parse(r, settings_flags(t), argc, argv, usage);
     run_join(r, "data/builtin/train.bin");
     run_find_model(r, "", "");
     Config config = find_config(r);
     plan_model(t, config, run_sequence_length(r, config.T), r->settings.recompute);
     open_data(t);
-    run_init_model(r, &m->buffers, weight_rules(&m->config));
+    run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
 }
 
 #ifndef OTHER_MAIN  // apps/use_gpt2.cu has its own
 int main(int argc, char** argv) {
     static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
-    const MultipleChoiceSets* sets = &t->choices;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
     uint64_t tokens = t->data.train_shards.tokens;
@@ -651,7 +613,7 @@ int main(int argc, char** argv) {
         {r->val_every, run_report_fp8},
         {r->val_every, validate, "val_loss"},
         {r->val_every, validate, "ema_val_loss", 1},
-        {sets->every, validate_choices, multiple_choice_last_key(sets)},
+        {t->choices.every, validate_choices, multiple_choice_last_key(&t->choices)},
         {r->settings.sample_every, sample},
         {r->settings.checkpoint_every, run_save},
     };

@@ -248,14 +248,14 @@ static StepWork step_work(const TaskModel* m, MlmCounts counts, int sequences) {
     return (StepWork){.consumed = sequences,
                       .sequences = counts.sequences,
                       .tokens = counts.tokens,
-                      .flops = mlm_encoder_flops(counts, c->L, c->C, c->F) + 6 * head};
+                      .flops = mlm_encoder_flops(counts, c->L, c->C, c->F) + 6 * head,
+                      .losses = {m->a.loss}};
 }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Run* r, TaskModel* m, MlmSource* data) {
-    StepLosses losses = {.count = 1, .values = {m->a.loss}, .names = {"loss"}};
     MlmCounts counts = mlm_source_step(data, run_step_sequence(r), m->encoder.B, r->micro_steps, &r->group);
-    run_begin_step(r);
+    run_begin_step(r, step_work(m, counts, run_step_sequences(r)));
     for (int i = 0; i < r->micro_steps; i++) {
         Mode mode = i == 0 ? SET : ADD;
         MlmInput in = mlm_load(&data->loader, &data->batches[i], &r->ctx);
@@ -265,9 +265,9 @@ static void train_step(Run* r, TaskModel* m, MlmSource* data) {
         if (r->direction == BACKWARD) backward_task(m, &in, mode, &r->ctx);
         run_end_micro_batch(r, i);
     }
-    run_all_reduce(r, losses);
-    run_update(r, losses);
-    run_read_results(r, losses, step_work(m, counts, run_step_sequences(r)));
+    run_all_reduce(r);
+    run_update(r);
+    run_read_results(r);
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ static void generate(Trainer* t, Generation* g, const GenerateSettings* s) {
 static void evaluate(Trainer* t) {
     process_on_stop(SIG_DFL);  // a signal may end the process at once: nothing is written
     if (t->run.has_val) validate(&t->run);
-    for (int i = 0; i < t->choices.count; i++) score_choices(&t->run, &t->choices.set[i]);
+    validate_choices(&t->run);
 }
 
 // --explain: run the text forward and backward. Then apply the head to the input of each layer (the logit lens).

@@ -10,7 +10,7 @@
 #define APPS_EXPLAIN_FILES_H
 
 #include "apps/explain/explain.h"
-#include "llmc/model/model_files.h"
+#include "llmc/model/model_writer.h"
 #include "llmc/profile/page.h"
 
 #define EXPLAIN_MOST_BYTES 20e6  // of the page

@@ -335,7 +335,7 @@ static inline void test_linear_logits(Harness* h, int N, int C, int Vp) {
     linear_forward(k->pre.device, k->a.x, k->p[0], N, C, Vp, k->ctx);
     linear_check_logits(h, k);
     for (int n = 0; n < N; n++) targets[n] = n % 4 == 2 ? -1 : linear_target(k->pre.host + (size_t)n * (size_t)Vp, Vp);
-    linear_classifier_backward(dlogits, d, N, Vp, k->ctx);
+    linear_classifier_backward(dlogits, d.losses, targets, NULL, N, Vp, Vp, k->ctx);
     linear_backward_weight(weight_only, dlogits, k->a.x, N, C, Vp, SET, k->ctx);
     linear_backward_input(k->dx.device, dlogits, k->p[0], N, C, Vp, SET, k->ctx);
     array_download(each);

@@ -106,13 +106,12 @@ static void trainer_open(Trainer* t, int argc, char** argv, const char* usage) {
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
 static void train_step(Trainer* t) {
     Run* r = &t->run;
-    StepLosses losses = {1, {t->model.a.loss}, {"loss"}};
     int B = t->model.B;
+    StepWork work = {B, (double)B, (double)B, model_flops(&t->model), {t->model.a.loss}};  // a sample counts as a token
     uint64_t step = run_step_sequence(r) / (uint64_t)B;
-    run_begin_step(r);
+    run_begin_step(r, work);
     train_samples(t, step / t->epoch_steps, step % t->epoch_steps * (uint64_t)B);
-    StepWork work = {B, (double)B, (double)B, model_flops(&t->model)};  // a sample counts as a token
-    run_read_results(r, losses, work);
+    run_read_results(r);
 }
 
 // Train or evaluate. `usage`: the first line of --help; `score`: the key of a validation in log.jsonl; `what`: the

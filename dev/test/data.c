@@ -11,7 +11,7 @@
 #include "dev/test/tests.h"
 #include "llmc/bert/batch_mlm.h"
 #include "llmc/data/batch_lm.h"
-#include "llmc/data/safetensors.h"
+#include "llmc/data/safetensors_writer.h"
 #include "llmc/data/token_scan.h"
 #include "llmc/model/tokenizer_files.h"
 #include "llmc/run/find_files.h"

@@ -20,7 +20,7 @@ static int fuzz_flags(Trainer* t) { return settings_flags(t); }
 
 static void fuzz_validate(Trainer* t) { validate(&t->run); }
 
-static void fuzz_step(Trainer* t) { train_step(&t->run, &t->model, &t->data, (LossMean)t->mlm.loss_mean); }
+static void fuzz_step(Trainer* t) { train_step(&t->run, &t->model, &t->data, t->mlm.loss_mean); }
 
 #include "fuzz_trainer.h"
 

@@ -107,7 +107,7 @@ static void test_jumps(Tests* t) {
         BatchLm* from = draw % 5 == 0 ? &data.val : &data.train;
         if (draw % 7 == 0) sequence = draw >> 8;
         else if (draw % 11) sequence += 3 * B;
-        Batch b = lm_data_load(&data, from, sequence, B, 0, &ctx);
+        Batch b = from == &data.val ? lm_data_val(&data, sequence, B, &ctx) : lm_data_train(&data, sequence, 0, &ctx);
         batch_lm_read(from, sequence, want, want + B * T, NULL);
         right &= memcmp(b.inputs, want, B * T * sizeof(int)) == 0;
         right &= memcmp(b.targets, want + B * T, B * T * sizeof(int)) == 0;
@@ -131,7 +131,7 @@ static void test_documents(Tests* t) {
     context_init(&ctx);
     open_windows(&data, path, IN_ORDER, 1, 0, &ctx);
     for (uint64_t sequence = 0; sequence < 2 * WINDOWS; sequence += B) {
-        Batch batch = lm_data_load(&data, sequence % 3 ? &data.train : &data.val, sequence, B, 0, &ctx);
+        Batch batch = sequence % 3 ? lm_data_train(&data, sequence, 0, &ctx) : lm_data_val(&data, sequence, B, &ctx);
         const Sequences s = *batch.s.parts;
         int64_t squares = 0;
         int longest = 0;

@@ -109,6 +109,14 @@ static inline void log_keep_results(Log* log, const JsonNode* line) {
     }
 }
 
+static inline void log_keep_line(Log* log, const Text* json) {
+    Json parsed;
+    char error[JSON_ERROR_SIZE];
+    if (json_parse(&parsed, json->text, json->length, error) != 0) return;
+    log_keep_results(log, parsed.root);
+    json_free(&parsed);
+}
+
 // Keep the lines up to `last_step`, as if the run had stopped there, and read their losses.
 static inline void log_cut_back(Log* log, const char* path, int64_t last_step) {
     size_t n;
@@ -178,13 +186,7 @@ static inline void log_close(Log* log) {
 
 // Append one JSON object, given without a newline.
 static inline void log_line(Log* log, const Text* json) {
-    Json parsed;
-    char error[JSON_ERROR_SIZE];
-    // A step's line has no results, and is not parsed.
-    if (!strstr(json->text, "\"lr\":") && json_parse(&parsed, json->text, json->length, error) == 0) {
-        log_keep_results(log, parsed.root);
-        json_free(&parsed);
-    }
+    if (!strstr(json->text, "\"lr\":")) log_keep_line(log, json);  // a step's line has no results
     if (log->fd < 0) return;
     Text line = {NULL, 0, 0};
     text_append(&line, json->text, json->length);

@@ -90,12 +90,6 @@ static inline MlmInput mlm_load(MlmLoader* l, const MlmBatch* b, Context* ctx) {
 // ---------------------------------------------------------------------------------------------------------
 // Batches of a step
 
-// A rank's part of a step: micro-batches of B rows, the first one starting with row number `start` + rank * B.
-typedef struct {
-    uint64_t start;
-    int B, rank, ranks;
-} MlmShare;
-
 typedef struct {
     WordPiece words;  // the vocabulary, set before mlm_source_alloc(); size 0: none
     MlmRecipe recipe;
@@ -114,7 +108,8 @@ typedef struct {
     Prefetch ahead;
     int is_ahead;  // the thread is running
     MlmBatch* next;
-    MlmShare share;  // of `next`
+    uint64_t start;      // of `next`: row number start + rank * B is the first of this rank's micro-batches
+    int B, rank, ranks;  // likewise: rows of a micro-batch
     ReadError error;
 } MlmSource;
 
@@ -206,48 +201,44 @@ static inline void* mlm_source_work(void* state) {
     MlmSource* source = (MlmSource*)state;
     for (uint64_t job; prefetch_take(&source->ahead, &job); prefetch_done(&source->ahead)) {
         for (int i = 0; i < source->micro_steps; i++) {
-            uint64_t before = (uint64_t)(i * source->share.ranks + source->share.rank) * (uint64_t)source->share.B;
+            uint64_t before = (uint64_t)(i * source->ranks + source->rank) * (uint64_t)source->B;
             MlmBatch* b = &source->next[i];
-            uint64_t index = source->share.start + before;
+            uint64_t index = source->start + before;
             if (source->examples) {
-                examples_batch_read(b, source->examples, source->seed, source->shuffle, index, source->share.B,
+                examples_batch_read(b, source->examples, source->seed, source->shuffle, index, source->B,
                                     (int64_t)before);
                 continue;
             }
-            mlm_batch_read(b, &source->train, index, source->share.B, &source->error);
-            b->first = mlm_count(&source->train, source->share.start, before);
+            mlm_batch_read(b, &source->train, index, source->B, &source->error);
+            b->first = mlm_count(&source->train, source->start, before);
         }
     }
     return NULL;
 }
 
 // Let the thread prepare source->next, after the job it is working on.
-static inline void mlm_source_ask(MlmSource* source, MlmShare share) {
+static inline void mlm_source_ask(MlmSource* source, uint64_t start, int B, int rank, int ranks) {
     if (source->ahead.asked > 0) prefetch_wait(&source->ahead, source->ahead.asked - 1);
     free(source->error.message);
     source->error.message = NULL;
-    source->share = share;
+    source->start = start, source->B = B, source->rank = rank, source->ranks = ranks;
     prefetch_ask(&source->ahead);
 }
 
 // Get this rank's first `count` micro-batches of B rows for the step that starts with row number `start`. For the step
 // that follows the last one, the thread has built them. Otherwise, as at the start of a run, they are built now.
 static inline void mlm_source_build(MlmSource* source, uint64_t start, int B, int count, int rank, int ranks) {
-    MlmShare share, after;
-    share.start = start, share.B = B, share.rank = rank, share.ranks = ranks;
-    after = share;
     if (!source->is_ahead) prefetch_open(&source->ahead, mlm_source_work, source);
     source->is_ahead = 1;
-    int is_ready = source->ahead.asked > 0 && source->share.start == start && source->share.B == B &&
-                   source->share.rank == rank && source->share.ranks == ranks;
-    if (!is_ready) mlm_source_ask(source, share);
+    int is_ready = source->ahead.asked > 0 && source->start == start && source->B == B && source->rank == rank &&
+                   source->ranks == ranks;
+    if (!is_ready) mlm_source_ask(source, start, B, rank, ranks);
     prefetch_wait(&source->ahead, source->ahead.asked - 1);
     read_error_end(&source->error);
     MlmBatch* made = source->next;
     source->next = source->batches;
     source->batches = made;
-    after.start += (uint64_t)B * (uint64_t)ranks * (uint64_t)count;
-    mlm_source_ask(source, after);
+    mlm_source_ask(source, start + (uint64_t)B * (uint64_t)ranks * (uint64_t)count, B, rank, ranks);
 }
 
 // Build the step's micro-batches on this rank, as mlm_source_build() does. Returns what they contain over all ranks.
@@ -278,23 +269,16 @@ typedef struct {
 
 // The loss of a step is the mean of its `parts` micro-batches' means (--loss-mean micro), or the mean over all targets
 // of the step (global).
-static inline MlmScales mlm_scales(LossMean mean, const MlmBatch* batch, MlmCounts step, int parts) {
+static inline MlmScales mlm_scales(int mean, const MlmBatch* batch, MlmCounts step, int parts) {
     MlmScales micro = {.masked = 1.0 / parts / batch->masked, .next = 1.0 / parts / batch->count};
     MlmScales global = {.masked = 1 / step.masked, .next = 1 / step.sequences};
     return mean == MEAN_MICRO ? micro : global;
 }
 
-// Sizes of an encoder and its heads. next: 1 if there is a next-sentence head.
-typedef struct {
-    int L, C, F, V, next;
-} MlmSizes;
-
-// The work of a step of `sequences` rows that contains `counts`. The decoder is counted for masked tokens only.
-static inline StepWork mlm_step_work(MlmCounts counts, int sequences, MlmSizes z) {
-    double C = z.C, heads = (z.V * C + C * C) * counts.masked + (z.next ? C * C * counts.sequences : 0);
-    double flops = mlm_encoder_flops(counts, z.L, z.C, z.F) + 6 * heads;
-    StepWork work = {.consumed = sequences, .sequences = counts.sequences, .tokens = counts.tokens, .flops = flops};
-    return work;
+// FLOPs of the heads of a model of V tokens. `next`: 1 if it predicts the next sentence. The decoder is counted for
+// masked tokens only.
+static inline double mlm_heads_flops(MlmCounts counts, double C, int V, int next) {
+    return 6 * ((V * C + C * C) * counts.masked + (next ? C * C * counts.sequences : 0));
 }
 
 #endif

@@ -5,8 +5,7 @@
 #include "llmc/bert/batch_mlm.h"
 #include "llmc/choices/room.h"
 
-// In the order of the flag's choices.
-typedef enum { MEAN_MICRO, MEAN_GLOBAL } LossMean;
+enum { MEAN_MICRO, MEAN_GLOBAL };  // in the order of the flag's choices
 
 typedef struct {
     int loss_mean, next_sentence, whole_words, pack;
@@ -54,12 +53,10 @@ static inline int mlm_default_settings(Flag* table, int count) {
 // For sequences of T tokens.
 static inline MlmRecipe mlm_settings_recipe(const MlmSettings* s, int T) {
     mlm_check_length(T);
-    MlmRecipe recipe = {.max_predictions = min_int(max_int(1, (int)rint(s->mask_fraction * T)), T),
-                        .mask_fraction = s->mask_fraction,
-                        .whole_words = s->whole_words,
-                        .next_sentence = s->next_sentence,
-                        .pack = s->pack,
-                        .short_fraction = s->short_fraction};
+    MlmRecipe recipe = {.whole_words = s->whole_words, .next_sentence = s->next_sentence, .pack = s->pack};
+    recipe.max_predictions = min_int(max_int(1, (int)rint(s->mask_fraction * T)), T);
+    recipe.mask_fraction = s->mask_fraction;
+    recipe.short_fraction = s->short_fraction;
     return recipe;
 }
 

@@ -19,7 +19,7 @@
 
 #include "llmc/base/run_lock.h"
 #include "llmc/dist/process_group.h"
-#include "llmc/model/model_files.h"
+#include "llmc/model/model_writer.h"
 #include "llmc/model/tokenizer_files.h"
 #include "llmc/optim/fp32_copies.h"
 

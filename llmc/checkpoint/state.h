@@ -1,5 +1,5 @@
 /* trainer.json: all that a checkpoint keeps of a run besides weights and moments. Its values are rows, as flags are:
- * name, type, address. The settings are one more member, which run/settings.h restores. */
+ * name, type, address. The settings are one more member, which settings_restore() restores. */
 #ifndef LLMC_CHECKPOINT_STATE_H
 #define LLMC_CHECKPOINT_STATE_H
 
@@ -8,6 +8,82 @@
 
 #include "llmc/base/json.h"
 #include "llmc/run/state.h"
+
+// ---------------------------------------------------------------------------------------------------------
+// The settings of a resumed run. A checkpoint's settings take precedence over flags. A flag that contradicts them is an
+// error, because it would silently turn the run into a different one.
+
+// The text of a saved value. What is now --fp8 1 was 2; another 1, without GPT-2's output matrix, has fewer scales
+// (fp8_state_set). --graph had a third choice; --loss-scale was a choice, and its number a flag of its own.
+static inline const char* settings_saved_text(const Flag* row, const JsonNode* saved, const char* file) {
+    if (!saved->string) die(USAGE, "%s: key \"%s\": is not a setting's value", file, row->long_name + 2);
+    if (strcmp(row->long_name, "--fp8") == 0 && strcmp(saved->string, "2") == 0) return "1";
+    if (strcmp(row->long_name, "--graph") == 0 && strcmp(saved->string, "auto") == 0) return "0";
+    if (strcmp(row->long_name, "--loss-scale") != 0) return saved->string;
+    if (strcmp(saved->string, "fixed") == 0)
+        die(USAGE, "%s: the run has --loss-scale fixed, which was removed; -e starts a new run from its model", file);
+    return strcmp(saved->string, "auto") == 0      ? "-1"
+           : strcmp(saved->string, "off") == 0     ? "0"
+           : strcmp(saved->string, "dynamic") == 0 ? "65536"
+                                                   : saved->string;
+}
+
+// Check a flag of the command line against the saved value. Both are compared as the flag prints them, so 1e-3 equals
+// 0.001.
+static inline void settings_check_given(const Flag* row, const char* saved, int may_differ, const char* file) {
+    char was[FLAG_TEXT_SIZE], is[FLAG_TEXT_SIZE], error[FLAG_ERROR_SIZE];
+    Flag copy = *row;
+    double number;
+    int index;
+    int64_t size;
+    const char* string = NULL;
+    copy.value = copy.type == FLAG_REAL     ? (void*)&number
+                 : copy.type == FLAG_STRING ? (void*)&string
+                 : copy.type == FLAG_SIZE   ? (void*)&size
+                                            : (void*)&index;
+    if (flags_assign(&copy, saved, error) != 0) die(USAGE, "%s: %s", file, error);
+    flags_format_value(&copy, was, sizeof was);
+    flags_format_value(row, is, sizeof is);
+    const char* was_text = copy.type == FLAG_STRING ? string : was;
+    const char* is_text = copy.type == FLAG_STRING ? *(const char* const*)row->value : is;
+    if (strcmp(was_text, is_text) != 0 && !may_differ)
+        die(USAGE, "%s %s contradicts the run that is resumed (%s has %s); leave it out, or add --override 1",
+            row->long_name, is_text, file, was_text);
+}
+
+// Refuse saved settings with a retired flag that had an effect.
+static inline void settings_refuse_retired(Flag* rows, int count, const JsonNode* settings, const char* file) {
+    for (size_t i = 0; i < COUNT_OF(FLAGS_RETIRED); i++) {
+        const RetiredFlag* r = &FLAGS_RETIRED[i];
+        const JsonNode* saved = json_get(settings, r->long_name + 2);
+        if (!saved || !r->values || flags_find(rows, count, r->long_name, strlen(r->long_name))) continue;
+        int index;
+        char error[FLAG_ERROR_SIZE];
+        Flag row = {.long_name = r->long_name, .type = FLAG_CHOICE, .value = &index, .choices = r->values};
+        const char* text = settings_saved_text(&row, saved, file);
+        if (strcmp(text, r->values) != 0 && flags_assign(&row, text, error) != 0)
+            die(USAGE,
+                "%s: the run has %s '%.80s'; that flag was removed, and only '%s' can go on; -e starts a new run from "
+                "its weights",
+                file, r->long_name, text, r->values);
+    }
+}
+
+// Restore the rows from saved `settings`, an object that flags_to_json() wrote. Flags of SCOPE_PROCESS and SCOPE_RANK
+// keep their values; others take the saved value. If such a flag is on the command line, it wins if it is SCOPE_FREE or
+// `override` is set; otherwise it must equal the saved value.
+static inline void settings_restore(Flag* rows, int count, const JsonNode* settings, int override, const char* file) {
+    char error[FLAG_ERROR_SIZE];
+    settings_refuse_retired(rows, count, settings, file);
+    for (int i = 0; i < count; i++) {
+        Flag* row = &rows[i];
+        const JsonNode* saved = json_get(settings, row->long_name + 2);
+        if (!saved || row->scope == SCOPE_PROCESS || row->scope == SCOPE_RANK) continue;
+        const char* text = settings_saved_text(row, saved, file);
+        if (row->is_set & FLAG_IS_GIVEN) settings_check_given(row, text, override || row->scope == SCOPE_FREE, file);
+        else if (flags_set(row, text, error) != 0) die(USAGE, "%s: %s", file, error);
+    }
+}
 
 typedef enum { STATE_COUNT, STATE_REAL, STATE_DOUBLE, STATE_TEXT, STATE_WINDOW } StateType;
 

@@ -35,6 +35,14 @@ typedef struct {
     double not_finite;  // endings whose loss is not finite
 } MultipleChoiceSums;
 
+// The sets of a run.
+typedef struct {
+    const char* files;  // --choices: separated by commas
+    int every;          // -h: steps between evaluations; 0: none while training
+    int count;
+    MultipleChoice* set;  // [count]
+} MultipleChoiceSets;
+
 typedef struct {
     const MultipleChoice* set;
     int N, T;                 // maximum rows of a micro-batch, maximum tokens of a sequence
@@ -52,8 +60,10 @@ typedef struct {
     double best_loss, best_mean;
     MultipleChoiceSums sums;
     // On the device.
-    int* device_rows;      // [scored], and from N on the arrays of `packed`
-    real* device_correct;  // [count] scored tokens of each cloze that are the model's most likely ones
+    int* device_rows;                // [scored], and from N on the arrays of `packed`
+    real* device_correct;            // [count] scored tokens of each cloze that are the model's most likely ones
+    const MultipleChoiceSets* sets;  // `set` is number `index` of these
+    int index;
 } MultipleChoiceEvaluation;
 
 typedef struct {
@@ -222,31 +232,49 @@ static inline void multiple_choice_show(Run* r, const MultipleChoice* set, Multi
 // ---------------------------------------------------------------------------------------------------------
 // With the model, which runs between multiple_choice_load() and multiple_choice_take()
 
-// Begin the evaluation of this rank's share of a set, and allocate device memory for it.
-static inline void multiple_choice_evaluation_open(MultipleChoiceEvaluation* e, const MultipleChoice* set, int N, int T,
-                                                   Run* r) {
-    multiple_choice_begin(e, set, N, T, r->group.rank, r->group.size);
+// The set after set i whose score the log lacks, s->count: none. A new model has nothing to score. --evaluate scores all.
+static inline int multiple_choice_next_set(const MultipleChoiceSets* s, int i, const Run* r) {
+    do i++;
+    while (i < s->count && !r->settings.evaluate && (r->step == 0 || run_has_result(r, s->set[i].key)));
+    return i;
+}
+
+// Begin the evaluation of this rank's share of the set after set i, and allocate device memory. e->set NULL: no more.
+static inline void multiple_choice_evaluation_next(MultipleChoiceEvaluation* e, const MultipleChoiceSets* sets, int i,
+                                                   int N, int T, Run* r) {
+    i = multiple_choice_next_set(sets, i, r);
+    e->set = NULL;
+    if (i == sets->count) return;
+    multiple_choice_begin(e, &sets->set[i], N, T, r->group.rank, r->group.size);
+    e->sets = sets, e->index = i;
     e->device_rows = (int*)device_alloc(&r->ctx, multiple_choice_device_ints(N) * sizeof(int), "batch");
     e->device_correct = (real*)device_alloc(&r->ctx, (size_t)N * sizeof(real), "batch");
 }
 
-// End the evaluation. Show the result, unless a `signal` to any rank has ended it (0: none to this one).
-static inline void multiple_choice_evaluation_close(MultipleChoiceEvaluation* e, Run* r, int signal) {
+// End the evaluation of a set and begin that of the next. Show the result, unless a `signal` to any rank has ended it.
+static inline void multiple_choice_evaluation_end(MultipleChoiceEvaluation* e, Run* r, int signal) {
+    const MultipleChoiceSets* sets = e->sets;
     MultipleChoiceResult result = multiple_choice_result(e, &r->group);
+    int i = e->index, N = e->N, T = e->T;
     if (!group_any(&r->group, signal != 0)) multiple_choice_show(r, e->set, result);
-    device_free(e->device_rows, multiple_choice_device_ints(e->N) * sizeof(int));
-    device_free(e->device_correct, (size_t)e->N * sizeof(real));
+    device_free(e->device_rows, multiple_choice_device_ints(N) * sizeof(int));
+    device_free(e->device_correct, (size_t)N * sizeof(real));
     multiple_choice_end(e);
+    multiple_choice_evaluation_next(e, sets, i, N, T, r);
 }
 
 // Upload the next micro-batch: inputs [N], targets [e->scored] of the rows e->device_rows, and the sequences. Returns 0
-// if all examples are done, or after a `signal` (0: none).
+// if all sets are done, or after a `signal` (0: none).
 static inline int multiple_choice_load(MultipleChoiceEvaluation* e, int* inputs, int* targets, Sequences* sequences,
                                        Run* r, int signal) {
     Context* ctx = &r->ctx;
-    int rows = signal ? 0 : multiple_choice_pack(e);
-    group_begin_work(&r->group);
-    if (rows == 0) return 0;
+    int rows = 0;
+    while (e->set && !rows) {
+        group_begin_work(&r->group);
+        rows = signal ? 0 : multiple_choice_pack(e);
+        if (!rows) multiple_choice_evaluation_end(e, r, signal);
+    }
+    if (!rows) return 0;
     Documents on_device;
     Sequences s;
     memset(&s, 0, sizeof s);
@@ -288,20 +316,6 @@ static inline void multiple_choice_take(MultipleChoiceEvaluation* e, const real*
 
 // ---------------------------------------------------------------------------------------------------------
 // The sets of a run
-
-typedef struct {
-    const char* files;  // --choices: separated by commas
-    int every;          // -h: steps between evaluations; 0: none while training
-    int count;
-    MultipleChoice* set;  // [count]
-} MultipleChoiceSets;
-
-// The set after set i whose score the log lacks, s->count: none. A new model has nothing to score.
-static inline int multiple_choice_next_set(const MultipleChoiceSets* s, int i, const Run* r) {
-    do i++;
-    while (i < s->count && (r->step == 0 || run_has_result(r, s->set[i].key)));
-    return i;
-}
 
 // The key of the last set's score in log.jsonl; NULL without sets.
 static inline const char* multiple_choice_last_key(const MultipleChoiceSets* s) {

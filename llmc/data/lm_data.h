@@ -21,10 +21,10 @@ typedef struct {
     Sequences s;
 } Batch;
 
-// The same on the host: inputs [B, T], targets [B, T], and the three arrays of `documents` with --doc-mask.
+// The same on the host, one array after the other: inputs [B, T], targets [B, T], and with --doc-mask `documents`.
 typedef struct {
     uint64_t sequence;  // number of its first sequence
-    int* ints;
+    int *inputs, *targets;
     Documents documents;
     ReadError error;
 } HostBatch;
@@ -82,15 +82,10 @@ static inline void lm_data_alloc(LmData* data, int B, int T, int end_of_text, Co
 }
 
 static inline void host_batch_alloc(HostBatch* b, const LmData* data) {
-    b->ints = (int*)xmalloc(host_batch_ints(data->B, data->T, data->end_of_text >= 0) * sizeof(int));
-    documents_place(&b->documents, b->ints + 2 * (size_t)data->B * (size_t)data->T, data->B * data->T);
-}
-
-// Read the sequences from number `sequence` on.
-static inline void host_batch_read(HostBatch* b, const LmData* data, const BatchLm* from, uint64_t sequence,
-                                   ReadError* error) {
-    batch_lm_read(from, sequence, b->ints, b->ints + (size_t)data->B * (size_t)data->T, error);
-    if (data->end_of_text >= 0) documents_find(&b->documents, b->ints, from->B, from->T, data->end_of_text);
+    const size_t N = (size_t)data->B * (size_t)data->T;
+    b->inputs = (int*)xmalloc(host_batch_ints(data->B, data->T, data->end_of_text >= 0) * sizeof(int));
+    b->targets = b->inputs + N;
+    documents_place(&b->documents, b->targets + N, (int)N);
 }
 
 // The thread that reads ahead.
@@ -98,7 +93,8 @@ static inline void* lm_data_work(void* state) {
     LmData* data = (LmData*)state;
     for (uint64_t job; prefetch_take(&data->ahead, &job); prefetch_done(&data->ahead)) {
         HostBatch* b = &data->batch[job % LM_AHEAD];
-        host_batch_read(b, data, &data->train, b->sequence, &b->error);
+        batch_lm_read(&data->train, b->sequence, b->inputs, b->targets, &b->error);
+        if (data->end_of_text >= 0) documents_find(&b->documents, b->inputs, data->B, data->T, data->end_of_text);
     }
     return NULL;
 }
@@ -136,8 +132,8 @@ static inline void lm_data_open(LmData* data, const char* train_pattern, const c
 
 static inline void lm_data_close(LmData* data) {
     if (data->is_ahead) prefetch_close(&data->ahead);
-    for (int i = 0; i < LM_AHEAD; i++) free(data->batch[i].ints), free(data->batch[i].error.message);
-    free(data->now.ints);
+    for (int i = 0; i < LM_AHEAD; i++) free(data->batch[i].inputs), free(data->batch[i].error.message);
+    free(data->now.inputs);
     staging_close(&data->staging);
     device_free(data->device, lm_data_ints(data->B, data->T, data->end_of_text >= 0) * sizeof(int));
     if (data->train_shards.count) batch_lm_free(&data->train), shards_close(&data->train_shards);
@@ -155,26 +151,6 @@ static inline void lm_data_ask(LmData* data, uint64_t sequence) {
     b->error.message = NULL;
     b->sequence = sequence;
     prefetch_ask(&data->ahead);
-}
-
-// The training micro-batch from number `sequence` on, valid until the next call. The thread reads it: lm_data_work().
-static inline const HostBatch* lm_data_take(LmData* data, uint64_t sequence) {
-    if (!data->is_ahead) prefetch_open(&data->ahead, lm_data_work, data);
-    data->is_ahead = 1;
-    uint64_t asked = data->ahead.asked;
-    if (asked > 0 && data->batch[data->next % LM_AHEAD].sequence == sequence) {
-        // The previous batch's buffer is free again.
-        lm_data_ask(data, data->batch[(asked - 1) % LM_AHEAD].sequence + data->stride);
-    } else {
-        // The run starts here, or jumps: discard batches that were read ahead.
-        if (asked > 0) prefetch_wait(&data->ahead, asked - 1);
-        data->next = asked;
-        for (uint64_t i = 0; i < LM_AHEAD; i++) lm_data_ask(data, sequence + i * data->stride);
-    }
-    const HostBatch* b = &data->batch[data->next % LM_AHEAD];
-    prefetch_wait(&data->ahead, data->next++);
-    read_error_end(&b->error);
-    return b;
 }
 
 // The number of targets that count for the loss, in `sequences` sequences of data->train or data->val from number
@@ -201,16 +177,13 @@ static inline Batch lm_data_batch(LmData* data, int B, int first) {
     return b;
 }
 
-// Load B sequences of data->train or data->val, from number `sequence` on, for all later launches.
-static inline Batch lm_data_load(LmData* data, BatchLm* from, uint64_t sequence, int B, int first, Context* ctx) {
+// Copy B sequences of `read` to the device, for all later launches.
+static inline Batch lm_data_upload(LmData* data, const HostBatch* read, int B, int first, Context* ctx) {
     size_t n = (size_t)B * (size_t)data->T, N = (size_t)data->B * (size_t)data->T;
     size_t ints = host_batch_ints(data->B, data->T, data->end_of_text >= 0);
     scope_at(ctx, FORWARD, -1);
     Scope scope = scope_open(ctx, "batch_load", 0, (double)(ints * sizeof(int)), "B=%d T=%d", B, data->T);
-    const HostBatch* read = &data->now;
-    if (from == &data->train) read = lm_data_take(data, sequence);
-    else host_batch_read(&data->now, data, from, sequence, NULL);
-    int* host = (int*)memcpy(staging_begin(&data->staging), read->ints, ints * sizeof(int));
+    int* host = (int*)memcpy(staging_begin(&data->staging), read->inputs, ints * sizeof(int));
     device_upload(ctx, data->inputs, host, n * sizeof(int));
     device_upload(ctx, data->targets, host + N, n * sizeof(int));
     if (data->end_of_text >= 0) {
@@ -227,15 +200,34 @@ static inline Batch lm_data_load(LmData* data, BatchLm* from, uint64_t sequence,
     return lm_data_batch(data, B, first);
 }
 
-// Load the training micro-batch that starts `first` sequences after number `step_sequence`, the first of its step.
+// Load the training micro-batch that starts `first` sequences after number `step_sequence`, the first of its step. The
+// thread has read it: lm_data_work().
 static inline Batch lm_data_train(LmData* data, uint64_t step_sequence, int first, Context* ctx) {
-    return lm_data_load(data, &data->train, step_sequence + (uint64_t)first, data->B, first, ctx);
+    uint64_t sequence = step_sequence + (uint64_t)first, asked = data->ahead.asked;
+    if (!data->is_ahead) prefetch_open(&data->ahead, lm_data_work, data);
+    data->is_ahead = 1;
+    if (asked > 0 && data->batch[data->next % LM_AHEAD].sequence == sequence) {
+        // The previous batch's buffer is free again.
+        lm_data_ask(data, data->batch[(asked - 1) % LM_AHEAD].sequence + data->stride);
+    } else {
+        // The run starts here, or jumps: discard batches that were read ahead.
+        if (asked > 0) prefetch_wait(&data->ahead, asked - 1);
+        data->next = asked;
+        for (uint64_t i = 0; i < LM_AHEAD; i++) lm_data_ask(data, sequence + i * data->stride);
+    }
+    const HostBatch* b = &data->batch[data->next % LM_AHEAD];
+    prefetch_wait(&data->ahead, data->next++);
+    read_error_end(&b->error);
+    return lm_data_upload(data, b, data->B, first, ctx);
 }
 
 // Load B sequences of the validation data.
 static inline Batch lm_data_val(LmData* data, uint64_t sequence, int B, Context* ctx) {
+    HostBatch* b = &data->now;
     data->val.B = B;
-    return lm_data_load(data, &data->val, sequence, B, 0, ctx);
+    batch_lm_read(&data->val, sequence, b->inputs, b->targets, NULL);
+    if (data->end_of_text >= 0) documents_find(&b->documents, b->inputs, B, data->T, data->end_of_text);
+    return lm_data_upload(data, b, B, 0, ctx);
 }
 
 // Load one text: `rows` tokens that follow `past_len` earlier ones. It has no targets.

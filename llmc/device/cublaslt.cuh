@@ -49,8 +49,8 @@ static inline int pointer_alignment(const void* p) { return alignment_of((size_t
 // The problem that an algorithm is chosen for.
 typedef struct {
     cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t a, b, c, d;
-    uint32_t align_a, align_b, align_d;  // bytes; C's is D's
+    cublasLtMatrixLayout_t a, b, d;      // C's layout is D's
+    uint32_t align_a, align_b, align_d;  // bytes
     uint32_t reduction;                  // the allowed split-K reduction schemes
 } CublasltProblem;
 
@@ -76,7 +76,7 @@ static inline cublasStatus_t cublaslt_propose(int* count, cublasLtMatmulHeuristi
         cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, attributes[i].name, attributes[i].value,
                                                          attributes[i].size));
     int found = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(ctx->cublaslt, p->operation, p->a, p->b, p->c, p->d,
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(ctx->cublaslt, p->operation, p->a, p->b, p->d, p->d,
                                                            preference, limit, results, &found);
     cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
     *count = 0;
@@ -164,7 +164,6 @@ static inline void batch_plan_make(BatchPlan* plan, Context* ctx) {
     CublasltProblem problem = {.operation = &plan->operation,
                                .a = &plan->b,
                                .b = &plan->a,
-                               .c = &plan->c,
                                .d = &plan->c,
                                .align_a = batch_alignment(k->b),
                                .align_b = batch_alignment(k->a),
@@ -232,15 +231,9 @@ static inline void batched_product_plain(void* c, const void* a, const void* b, 
 
 static inline BatchKey batch_key(const BatchMatrix* c, const BatchMatrix* a, const BatchMatrix* b, BatchSize n,
                                  Context* ctx) {
-    BatchKey key = {.c = c->layout,
-                    .a = a->layout,
-                    .b = b->layout,
-                    .M = n.M,
-                    .N = n.N,
-                    .K = n.K,
-                    .batch = n.batch,
-                    .like = n.like ? n.like : n.batch,
-                    .compute = cublaslt_compute(ctx->tf32)};
+    BatchKey key = {.c = c->layout, .a = a->layout, .b = b->layout, .M = n.M, .N = n.N, .K = n.K, .batch = n.batch};
+    key.like = n.like ? n.like : n.batch;
+    key.compute = cublaslt_compute(ctx->tf32);
     CHECK(n.M > 0 && n.N > 0 && n.K > 0 && n.batch > 0 && c->layout.op == CUBLAS_OP_N);
     CHECK((uintptr_t)c->p % batch_alignment(c->layout) == 0);
     CHECK((uintptr_t)a->p % batch_alignment(a->layout) == 0);

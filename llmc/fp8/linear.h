@@ -176,9 +176,11 @@ COMPILED_IF_CALLED static inline void fp8_linear_backward_input(floatX* dx, Oper
 }
 
 // The logits dlogits.v stay as they are: their gradient is written only in fp8.
-COMPILED_IF_CALLED static inline void fp8_linear_classifier_backward(Operand dlogits, LogitsGradient d, int N, int Vp,
+COMPILED_IF_CALLED static inline void fp8_linear_classifier_backward(Operand dlogits, Losses losses, const int* targets,
+                                                                     const real* loss_scale, int N, int V, int Vp,
                                                                      Context* ctx) {
-    classifier_forward(d.losses, dlogits.v, d.targets, N, d.V, Vp, ctx);
+    LogitsGradient d = {losses, targets, loss_scale, V};
+    classifier_forward(losses, dlogits.v, targets, N, V, Vp, ctx);
     fp8_fill_from(dlogits.q, quantize_classifier_backward(dlogits.v, d), (BiasGrad){.b = NULL}, N, Vp, ctx);
 }
 

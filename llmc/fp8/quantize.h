@@ -57,6 +57,18 @@ typedef struct {
 } QuantizeOutput;
 
 // What is quantized.
+// What the gradient of the losses with respect to the logits is computed from, besides the logits (classifier.h).
+typedef struct {
+    Losses losses;           // `each` as classifier_forward() wrote it, and `scale`
+    const int* targets;      // [N]; below 0: the row is ignored
+    const real* loss_scale;  // [1] on the device; NULL: 1
+    int V;                   // columns; the others are padding
+} LogitsGradient;
+
+HOST_DEVICE static inline real logits_gradient_factor(LogitsGradient d) {
+    return (real)d.losses.scale * (d.loss_scale ? *d.loss_scale : 1);
+}
+
 typedef enum {
     QUANTIZE_PLAIN,
     QUANTIZE_GELU,

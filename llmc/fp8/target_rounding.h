@@ -5,7 +5,7 @@
  *
  * The first term is the gradient of the target's logit, from its loss (classifier.h).
  *
- * Shapes: dx [N, C], the bytes `rounded` [N, Vp] of dlogits in E5M2, inverse [1], w [Vp, C]; LogitsGradient: losses.h.
+ * Shapes: dx [N, C], the bytes `rounded` [N, Vp] of dlogits in E5M2, inverse [1], w [Vp, C]; LogitsGradient: quantize.h.
  *
  * Why: of the gradients p - [v == t] of a row, the target's is by far the largest, and E5M2 has no value between 0.875
  * and 1. The many small gradients are rounded up and down, so their errors cancel in dx = dlogits w. The target's error
@@ -16,8 +16,7 @@
 #define LLMC_FP8_TARGET_ROUNDING_H
 
 #include "llmc/device/scope.h"
-#include "llmc/fp8/format.h"
-#include "llmc/ops/common/losses.h"
+#include "llmc/fp8/quantize.h"  // LogitsGradient
 #ifdef __CUDACC__
 #include "llmc/device/cuda_utils.cuh"
 #endif

@@ -47,10 +47,11 @@ COMPILED_IF_CALLED static inline void linear_backward_input(floatX* dx, Operand 
 }
 
 // classifier_backward() of the logits dlogits.v [N, Vp]: their gradient replaces them, or is written to dlogits.q only.
-COMPILED_IF_CALLED static inline void linear_classifier_backward(Operand dlogits, LogitsGradient d, int N, int Vp,
+COMPILED_IF_CALLED static inline void linear_classifier_backward(Operand dlogits, Losses losses, const int* targets,
+                                                                 const real* loss_scale, int N, int V, int Vp,
                                                                  Context* ctx) {
-    if (dlogits.q) fp8_linear_classifier_backward(dlogits, d, N, Vp, ctx);
-    else classifier_backward(d.losses, dlogits.v, d.targets, d.loss_scale, N, d.V, Vp, ctx);
+    if (dlogits.q) fp8_linear_classifier_backward(dlogits, losses, targets, loss_scale, N, V, Vp, ctx);
+    else classifier_backward(losses, dlogits.v, targets, loss_scale, N, V, Vp, ctx);
 }
 
 // `d`: the gradients of the layer before GELU; only d.b is written.

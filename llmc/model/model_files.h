@@ -1,4 +1,4 @@
-/* Read and write the tensors of a table as safetensors files, with Hugging Face names and layouts.
+/* Read the tensors of a table from safetensors files, with Hugging Face names and layouts. model_writer.h writes them.
  *
  * A file holds logical shapes: rows of padding are not stored, and matrices that a model's files store as [in, out] are
  * transposed when they are read and written. Loading is strict: a tensor that is missing, unknown, or has another shape
@@ -141,12 +141,6 @@ typedef struct {
     const void* host;  // a copy of the buffer, to write instead; NULL: none
 } TensorPart;
 
-// Size and checksum of a written file.
-typedef struct {
-    uint64_t bytes;
-    uint32_t crc;  // CRC-32
-} FileDigest;
-
 // Deviations that are allowed in files of other programs: names without a prefix ("transformer."), tensors that are not
 // needed, older names, and missing tensors, which keep their current values.
 typedef struct {
@@ -186,23 +180,6 @@ static inline void transpose(real* out, const real* in, int rows, int cols) {
                     out[(size_t)j * (size_t)rows + (size_t)i] = in[(size_t)i * (size_t)cols + (size_t)j];
 }
 
-// Likewise for 16-bit elements.
-static inline void transpose_halves(uint16_t* out, const uint16_t* in, int rows, int cols) {
-#pragma omp parallel for schedule(static)
-    for (int i0 = 0; i0 < rows; i0 += TRANSPOSE_TILE)
-        for (int j0 = 0; j0 < cols; j0 += TRANSPOSE_TILE)
-            for (int i = i0; i < min_int(rows, i0 + TRANSPOSE_TILE); i++)
-                for (int j = j0; j < min_int(cols, j0 + TRANSPOSE_TILE); j++)
-                    out[(size_t)j * (size_t)rows + (size_t)i] = in[(size_t)i * (size_t)cols + (size_t)j];
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Write
-
-static inline const char* tensor_part_dtype(const TensorPart* part) {
-    return part->type == VIEW_FLOATX ? FLOATX_NAME : safetensors_real_dtype();
-}
-
 static inline size_t tensor_part_element(const TensorPart* part) {
     return part->type == VIEW_FLOATX ? sizeof(floatX) : sizeof(real);
 }
@@ -229,50 +206,6 @@ static inline uint32_t tensor_part_hash(const TensorPart* part, size_t elements,
     }
     free(space);
     return crc;
-}
-
-static inline int tensors_close(SafeTensorsWriter* w, FileDigest* digest) {
-    int result = safetensors_writer_finish(w);
-    digest->bytes = w->bytes;
-    digest->crc = w->crc;
-    return result;
-}
-
-// Write all parts to one file. Returns 0 and the file's digest, or -1 with errno; the file is then incomplete.
-static inline int tensors_write(const char* path, const TensorTable* table, const TensorPart* parts, int count,
-                                FileDigest* digest, Context* ctx) {
-    SafeTensorsWriter w;
-    size_t largest = 0;
-    safetensors_writer_create(&w, path);
-    // transformers refuses a file that does not name its framework.
-    safetensors_writer_metadata(&w, "format", "pt");
-    for (int p = 0; p < count; p++) {
-        for (int i = 0; i < table->count; i++) {
-            const Tensor* t = &table->tensors[i];
-            char name[128];
-            uint64_t shape[2];
-            snprintf(name, sizeof name, "%s%s", parts[p].prefix, t->name);
-            safetensors_writer_add(&w, name, tensor_part_dtype(&parts[p]), tensor_file_shape(t, shape), shape);
-            if (tensor_elements(t) > largest) largest = tensor_elements(t);
-        }
-    }
-    safetensors_writer_begin(&w);
-    void *space = xmalloc(largest * sizeof(real)), *turned = xmalloc(largest * sizeof(real));
-    for (int p = 0; p < count && !w.error; p++) {
-        size_t size = tensor_part_element(&parts[p]);
-        for (int i = 0; i < table->count && !w.error; i++) {
-            const Tensor* t = &table->tensors[i];
-            const void* values = tensor_part_elements(&parts[p], t->offset, tensor_elements(t), space, ctx);
-            if (t->file == TRANSPOSED) {
-                if (size == sizeof(real)) transpose((real*)turned, (const real*)values, t->shape[0], t->shape[1]);
-                else transpose_halves((uint16_t*)turned, (const uint16_t*)values, t->shape[0], t->shape[1]);
-                values = turned;
-            }
-            safetensors_writer_append(&w, values, size * tensor_elements(t));
-        }
-    }
-    free(space), free(turned);
-    return tensors_close(&w, digest);
 }
 
 // ---------------------------------------------------------------------------------------------------------

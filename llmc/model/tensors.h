@@ -134,6 +134,16 @@ static inline void tensors_add(TensorTable* table, const TensorRow* rows, int co
     }
 }
 
+// Append all rows of a model. Adjacent rows whose names have a %d are appended once for each of L layers, layer by
+// layer, the others once.
+static inline void tensors_add_layers(TensorTable* table, const TensorRow* rows, int count, const int* dims, int L) {
+    for (int i = 0, n; i < count; i += n) {
+        int in_layer = strstr(rows[i].name, "%d") != NULL;
+        for (n = 1; i + n < count && (strstr(rows[i + n].name, "%d") != NULL) == in_layer;) n++;
+        for (int l = in_layer ? 0 : -1; l < (in_layer ? L : 0); l++) tensors_add(table, rows + i, n, dims, l);
+    }
+}
+
 // Call after the last row. Rounds the flat buffer up to whole aligned blocks, so that it can be split between them.
 static inline void tensors_finish(TensorTable* table) { table->elements = round_up(table->elements, TENSOR_ALIGNMENT); }
 

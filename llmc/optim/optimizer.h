@@ -22,7 +22,7 @@ typedef enum { NO_MASTER, WITH_MASTER } MasterWeights;
 // LAMB scales AdamW's direction by each tensor's trust ratio, as usual only where weights decay.
 typedef enum { ADAMW, LAMB, MUON, NORMUON } OptimizerKind;
 
-static inline int optimizer_is_muon(OptimizerKind kind) { return kind == MUON || kind == NORMUON; }
+static inline int optimizer_is_muon(int kind) { return kind == MUON || kind == NORMUON; }
 
 typedef struct {
     OptimizerKind kind;

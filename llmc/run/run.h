@@ -148,7 +148,7 @@ static inline void run_set_last(Run* r, uint64_t sequences) {
 // The optimizer's settings: update rule, master weights, sharding. All ranks call it.
 static inline UpdateSettings run_update_settings(const Run* r) {
     const Settings* s = &r->settings;
-    int is_muon = optimizer_is_muon((OptimizerKind)s->optimizer);
+    int is_muon = optimizer_is_muon(s->optimizer);
     GradSyncSettings sums = {
         .zero = s->zero, .bucket_mib = s->bucket, .has_p2p = has_p2p(&r->group), .whole_matrices = is_muon};
     UpdateSettings update;

@@ -18,25 +18,19 @@
 
 enum { STEP_LOSSES = 2, LOCK_IS_LOST = -1 };
 
-// The work of a step, over all ranks.
+// A step's work, over all ranks, and the losses whose sum it minimises.
 typedef struct {
     int consumed;  // sequences by which the position in the data advances
     double sequences, tokens, flops;
+    real* losses[STEP_LOSSES];            // [1] each, on the device; NULL: no more
+    const char* loss_names[STEP_LOSSES];  // in log.jsonl, if there are several
 } StepWork;
-
-// The losses whose sum a step minimises, [1] each, on the device, and their names in log.jsonl.
-typedef struct {
-    int count;
-    real* values[STEP_LOSSES];
-    const char* names[STEP_LOSSES];
-} StepLosses;
 
 // A launched step whose results are not read yet.
 typedef struct {
     int64_t step;  // its number, from 1
     double lr;
     StepWork work;
-    StepLosses losses;
     Readback result;  // gradient norm, loss scale of the gradients, losses, whether the update was skipped
 } LaunchedStep;
 
@@ -103,6 +97,7 @@ struct Run {
     int64_t step_sequences;  // sequences in a step, over all ranks; 0: not known yet
     int micro_steps;         // micro-batches of a step on this rank
     double lr;               // of the current step
+    StepWork work;           // likewise
     Direction direction;     // of its last pass: FORWARD if --mode excludes the backward pass
     uint32_t data;           // fingerprint of the training data; until run_check_data() the checkpoint's
     int64_t last;            // last step of the run

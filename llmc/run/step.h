@@ -67,7 +67,8 @@ static inline void run_begin_steps(Run* r) {
 // Launch
 
 // Begin a step. The caller launches its r->micro_steps micro-batches.
-static inline void run_begin_step(Run* r) {
+static inline void run_begin_step(Run* r, StepWork work) {
+    r->work = work;
     r->direction = r->settings.passes == PASSES_FORWARD ? FORWARD : BACKWARD;
     r->buffers->dropout =
         (DropoutStep){.is_on = r->direction == BACKWARD, .seed = (uint64_t)r->settings.seed, .step = (uint64_t)r->step};
@@ -94,10 +95,10 @@ static inline void run_end_micro_batch(Run* r, int i) {
 }
 
 // Finish the all-reduce of the gradients, and all-reduce the losses.
-static inline void run_all_reduce(Run* r, StepLosses losses) {
+static inline void run_all_reduce(Run* r) {
     if (r->group.size > 1 && r->direction == BACKWARD) grad_sync_finish(&r->grad_sync, r->buffers->grads, &r->ctx);
-    for (int i = 0; r->group.size > 1 && i < losses.count; i++)
-        grad_sync_all_reduce(&r->grad_sync, losses.values[i], 1, SUM_REAL, &r->ctx);
+    for (int i = 0; r->group.size > 1 && i < STEP_LOSSES && r->work.losses[i]; i++)
+        grad_sync_all_reduce(&r->grad_sync, r->work.losses[i], 1, SUM_REAL, &r->ctx);
     if (r->settings.fp8) fp8_state_end_step(&r->buffers->fp8, r->step, &r->grad_sync, &r->ctx);
 }
 
@@ -112,16 +113,16 @@ static inline OptimizerSettings run_optimizer_settings(const Run* r) {
     o.max_norm = s->clip;
     o.rounding = rng_stream((uint64_t)s->seed, (uint64_t)r->step, 0, SITE_ROUNDING);
     o.cautious = s->cautious_decay;
-    if (optimizer_is_muon((OptimizerKind)s->optimizer)) o.muon.momentum = muon_momentum_at(s->muon_warmup, r->step);
+    if (optimizer_is_muon(s->optimizer)) o.muon.momentum = muon_momentum_at(s->muon_warmup, r->step);
     return o;
 }
 
 // Update the parameters and share them among the ranks, unless --mode excludes the update.
-static inline void run_update(Run* r, StepLosses losses) {
+static inline void run_update(Run* r) {
     if (r->settings.passes != PASSES_TRAIN) return;
-    const real* all[OUTLIER_LOSSES] = {losses.values[0], losses.count > 1 ? losses.values[1] : NULL};
-    optimizer_step(&r->optimizer, r->buffers->params, r->buffers->grads, run_optimizer_settings(r), all, &r->grad_sync,
-                   &r->ctx);
+    const real* losses[OUTLIER_LOSSES] = {r->work.losses[0], r->work.losses[1]};
+    optimizer_step(&r->optimizer, r->buffers->params, r->buffers->grads, run_optimizer_settings(r), losses,
+                   &r->grad_sync, &r->ctx);
     if (r->group.size > 1) {
         model_buffers_share(r->buffers, &r->ctx);
         collectives_check(&r->grad_sync.collectives);
@@ -148,25 +149,24 @@ static inline void run_share_plans(Run* r) {
 }
 
 // The step is launched: start the read of its results, which run_end_step() logs, and advance r->step.
-static inline void run_read_results(Run* r, StepLosses losses, StepWork work) {
+static inline void run_read_results(Run* r) {
     const Optimizer* o = &r->optimizer;
     LaunchedStep* launched = &r->launched[r->step % (int64_t)COUNT_OF(r->launched)];
     const real* results[STEP_LOSSES + 3] = {o->norm, &o->loss_scale->applied};
     int count = 2;
-    for (int i = 0; i < losses.count; i++) results[count++] = losses.values[i];
+    for (int i = 0; i < STEP_LOSSES && r->work.losses[i]; i++) results[count++] = r->work.losses[i];
     if (optimizer_judges_outliers(o)) results[count++] = &o->outliers->skipped;
     readback_copy(&r->ctx, &launched->result, results, count);
     if (r->graph.is_on) step_graph_end(&r->graph, &r->ctx);
     readback_record(&r->ctx, &launched->result);
     r->graph.steps++;
     launched->lr = r->lr;
-    launched->work = work;
+    launched->work = r->work;
     if (r->settings.passes == PASSES_FORWARD) launched->work.flops /= 3;  // the backward pass has the other two thirds
-    launched->losses = losses;
     launched->step = ++r->step;
     if (r->group.size > 1 && !r->shares_plans) run_share_plans(r);
     device_set_autotune(&r->ctx, 0);
-    r->consumed += (uint64_t)work.consumed;
+    r->consumed += (uint64_t)r->work.consumed;
     scope_step(&r->ctx, -1);
 }
 
@@ -178,9 +178,8 @@ static inline void run_read_results(Run* r, StepLosses losses, StepWork work) {
 static inline void run_put_extra(Run* r, Text* t, const LaunchedStep* done, double seconds) {
     double joules = r->energy.device ? energy_step(&r->energy, now_seconds()) : (double)NAN;
     if (!isnan(joules)) log_put(t, "joules", joules, 6), log_put(t, "mhz", energy_mhz(&r->energy), 6);
-    if (done->losses.count < 2) return;
-    for (int i = 0; i < done->losses.count; i++)
-        log_put(t, done->losses.names[i], (double)done->result.values[2 + i], 9);
+    if (!done->work.losses[1]) return;
+    for (int i = 0; i < STEP_LOSSES; i++) log_put(t, done->work.loss_names[i], (double)done->result.values[2 + i], 9);
     log_put(t, "seq_s", done->work.sequences / seconds, 6);
 }
 
@@ -207,9 +206,10 @@ static inline void run_finish_step(Run* r) {
     run_await(r, &done->result);
     double loss = 0, norm = (double)done->result.values[0], scale = (double)done->result.values[1];
     double seconds = readback_seconds(r->step_start, &done->result);
-    for (int i = 0; i < done->losses.count; i++) loss += (double)done->result.values[2 + i];
+    int next = 2;
+    for (int i = 0; i < STEP_LOSSES && done->work.losses[i]; i++) loss += (double)done->result.values[next++];
     int is_scaled = o->rule.kind == LOSS_SCALE_DYNAMIC, overflow = run_has_overflowed(is_scaled, loss, norm, scale);
-    int is_outlier = optimizer_judges_outliers(o) && done->result.values[2 + done->losses.count] != 0;
+    int is_outlier = optimizer_judges_outliers(o) && done->result.values[next] != 0;
     // If the machine was busy at the start, the measured peak was too low.
     if (r->peak_is_measured) r->peak_flops = fmax(r->peak_flops, done->work.flops / seconds);
     Text extra = {NULL, 0, 0};

@@ -7,6 +7,20 @@
 #include "llmc/data/token_scan.h"
 #include "llmc/run/run.h"
 
+// Append the rows of the data and the samples. Returns the new count.
+static inline int vocabulary_rows(Settings* s, Flag* table, int count) {
+    // clang-format off
+    const Flag rows[] = {
+        {NULL, "--doc-mask",      FLAG_INT, &s->doc_mask,      "0",   0, 1,   NULL, SCOPE_RUN,  TOPIC_DATA,
+         "1: attention stays within a document, which begins with the end-of-text token. Positions do not restart at "
+         "documents."},
+        {"-g", "--sample-tokens", FLAG_INT, &s->sample_tokens, "128", 1, 1e6, NULL, SCOPE_FREE, TOPIC_SAMPLES,
+         "Tokens per sample."},
+    };
+    // clang-format on
+    return settings_add_rows(table, count, rows, COUNT_OF(rows));
+}
+
 // Open the tokenizer of the first of these directories that has one: checkpoint, model, data. Reads all of its files
 // now, because the directory may be gone when the run saves.
 static inline void run_find_tokenizer(Run* r, const char* model, const char* data_dir) {

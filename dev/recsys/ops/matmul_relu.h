@@ -107,9 +107,7 @@ static inline int matmul_relu_fused(ReluOutput out, const floatX* x, Linear p, i
     MatmulOperands o = {p.w, x, out.h, p.b, NULL, N};
     MatmulKey key = matmul_key(MATMUL_FORWARD, N, IC, OC, SET, ctx);
     key.epilogue = CUBLASLT_EPILOGUE_RELU_BIAS;
-    MatmulPlan* plan = matmul_plan(key, &o, ctx);
-    if (plan->usable) matmul_run(plan, &o, ctx);
-    return plan->usable;
+    return matmul_product(key, &o, ctx);
 }
 
 static inline void matmul_relu_forward(ReluOutput out, const floatX* x, Linear p, int N, int IC, int OC, ReluDropout d,

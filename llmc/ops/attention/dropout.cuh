@@ -275,16 +275,11 @@ __global__ void __launch_bounds__(DRAW_SCAN_THREADS)
 // the kernel that numbers their threads.
 static inline AttentionDraw draw_begin(DrawForm form, uint32_t* bits, const Sequences* s, AttentionShape shape,
                                        Context* ctx) {
-    AttentionDraw z = {.bits = bits,
-                       .cu_seqlens = s->cu_seqlens,
-                       .N = s->rows,
-                       .NH = shape.NH,
-                       .count = s->count,
-                       .longest = s->max_length,
-                       .first = (uint32_t)s->first,
-                       .is_numbered_by_row = s->is_numbered_by_row,
-                       .mask = shape.mask,
-                       .dropout = shape.dropout};
+    AttentionDraw z = {.bits = bits, .cu_seqlens = s->cu_seqlens, .N = s->rows, .NH = shape.NH, .count = s->count};
+    z.longest = s->max_length;
+    z.first = (uint32_t)s->first;
+    z.is_numbered_by_row = s->is_numbered_by_row;
+    z.mask = shape.mask, z.dropout = shape.dropout;
     if (!shape.dropout.threshold) return z;
     z.threads = draw_threads_of_head(form, shape.mask, s);
     z.blocks = (int)draw_blocks_of_head(z.threads);

@@ -289,15 +289,10 @@ static inline size_t layernorm_scratch_bytes(int N, int C, const Context* ctx) {
 
 static inline void layernorm_backward_launch(LayerNormVariant v, LayerNormTargets to, LayerNormInputs in, Mode d_mode,
                                              Context* ctx) {
-    LayerNormBackward a = {.to = to,
-                           .dy = in.dy,
-                           .x = in.x,
-                           .stats = in.stats,
-                           .w = in.w,
-                           .N = in.size.N,
-                           .C = in.size.C,
-                           .d_mode = d_mode,
-                           .dropout = dropout_rows(to.r.dropout)};
+    LayerNormBackward a = {.to = to, .dy = in.dy, .x = in.x, .stats = in.stats, .w = in.w};
+    a.N = in.size.N, a.C = in.size.C;
+    a.d_mode = d_mode;
+    a.dropout = dropout_rows(to.r.dropout);
     void (*kernel)(LayerNormBackward) = v.kernel;
     layernorm_check_size(a.N, a.C);
     if (!layernorm_backward_fits(a.C, ctx))

@@ -129,14 +129,9 @@ __global__ void __launch_bounds__(layernorm_forward_threads(TEAM), layernorm_for
 
 static inline LayerNormForward layernorm_forward_args(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p,
                                                       Rows size, real eps) {
-    LayerNormForward a = {.y = y,
-                          .stats = stats,
-                          .x = x,
-                          .p = {.w = p.w_fp32, .b = p.b},
-                          .N = size.N,
-                          .C = size.C,
-                          .inverse_C = 1.0f / (float)size.C,
-                          .eps = (float)eps};
+    LayerNormForward a = {.y = y, .stats = stats, .x = x, .p = {.w = p.w_fp32, .b = p.b}, .N = size.N, .C = size.C};
+    a.inverse_C = 1.0f / (float)size.C;
+    a.eps = (float)eps;
     return a;
 }
 

@@ -149,7 +149,6 @@ static inline int matmul_propose(const MatmulPlan* plan, cublasLtMatmulHeuristic
     CublasltProblem problem = {.operation = plan->operation,
                                .a = plan->a,
                                .b = plan->b,
-                               .c = plan->d,
                                .d = plan->d,
                                .align_a = (uint32_t)k->align_a,
                                .align_b = (uint32_t)k->align_b,

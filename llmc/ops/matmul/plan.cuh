@@ -35,7 +35,7 @@ enum { MATMUL_CANDIDATES = 32, MATMUL_ROUNDS = 8 };
 #define MATMUL_GAIN 1.05f       // speedup over cuBLASLt's first choice that another candidate needs
 #define MATMUL_TIMED_FLOPS 4e9  // smaller GEMMs take about 10 us; text generation has hundreds of such shapes
 
-// Launch a plan's GEMM with this algorithm. `d`: o->d, or a buffer in its place while candidates are timed.
+// Launch a plan's GEMM with another algorithm. `d`: o->d, or a buffer in its place while candidates are timed.
 static inline cublasStatus_t matmul_launch(const MatmulPlan* plan, const cublasLtMatmulAlgo_t* algorithm,
                                            const MatmulOperands* o, void* d, Context* ctx) {
     float one = 1, beta = plan->key.mode == ADD ? 1 : 0;
@@ -247,40 +247,41 @@ static inline MatmulPlan* matmul_plan(MatmulKey key, const MatmulOperands* o, Co
 // Products
 
 static inline MatmulKey matmul_key(int kind, int N, int IC, int OC, Mode mode, Context* ctx) {
-    MatmulKey key = {.kind = kind,
-                     .N = N,
-                     .IC = IC,
-                     .OC = OC,
-                     .mode = mode,
-                     .epilogue = CUBLASLT_EPILOGUE_DEFAULT,
-                     .tf32 = ctx->tf32};
+    MatmulKey key = {.kind = kind, .N = N, .IC = IC, .OC = OC, .mode = mode};
+    key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    key.tf32 = ctx->tf32;
     return key;
 }
 
-static inline void matmul_run(MatmulPlan* plan, const MatmulOperands* o, Context* ctx) {
+// Run a GEMM, with the bias in its epilogue if there is one. Returns 1. If `key` has another epilogue, which cuBLASLt
+// does not support for this shape, returns 0 and does nothing.
+static inline int matmul_product(MatmulKey key, const MatmulOperands* o, Context* ctx) {
+    const int is_plain = key.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+    if (is_plain && o->bias) key.epilogue = CUBLASLT_EPILOGUE_BIAS;
+    MatmulPlan* plan = matmul_plan(key, o, ctx);
+    if (!plan->usable && !is_plain) return 0;
+    if (!plan->usable && o->bias) {
+        MatmulOperands plain = *o;
+        size_t n = (size_t)key.N * (size_t)key.OC;
+        plain.bias = NULL, key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+        matmul_product(key, &plain, ctx);
+        matmul_bias_kernel<<<blocks_for(n, 256), 256, 0, ctx->stream>>>((floatX*)o->d, o->bias, n, key.OC);
+        cudaCheck(cudaGetLastError());
+        return 1;
+    }
+    if (!plan->usable) matmul_check(CUBLAS_STATUS_NOT_SUPPORTED, plan, "no algorithm");
     matmul_plan_set_operands(plan, o);
-    cublasStatus_t status = matmul_launch(plan, &plan->algorithm, o, o->d, ctx);
+    cublaslt_note(ctx, &plan->algorithm);
+    float one = 1, beta = key.mode == ADD ? 1 : 0;
+    cublasStatus_t status =
+        cublasLtMatmul(ctx->cublaslt, plan->operation, &one, o->a, plan->a, o->b, plan->b, &beta, o->d, plan->d, o->d,
+                       plan->d, &plan->algorithm, ctx->cublaslt_workspace, CUBLASLT_WORKSPACE_BYTES, ctx->stream);
     if (status != CUBLAS_STATUS_SUCCESS && o->N != plan->key.N) {  // does not support every N of the range
         cublasLtMatmulHeuristicResult_t result;
         if (matmul_propose(plan, &result, 1, ctx)) status = matmul_launch(plan, &result.algo, o, o->d, ctx);
     }
     matmul_check(status, plan, "cublasLtMatmul");
-}
-
-static inline void matmul_product(MatmulKey key, const MatmulOperands* o, Context* ctx) {
-    key.epilogue = o->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    MatmulPlan* plan = matmul_plan(key, o, ctx);
-    if (!plan->usable && o->bias) {
-        MatmulOperands plain = *o;
-        size_t n = (size_t)key.N * (size_t)key.OC;
-        plain.bias = NULL;
-        matmul_product(key, &plain, ctx);
-        matmul_bias_kernel<<<blocks_for(n, 256), 256, 0, ctx->stream>>>((floatX*)o->d, o->bias, n, key.OC);
-        cudaCheck(cudaGetLastError());
-        return;
-    }
-    if (!plan->usable) matmul_check(CUBLAS_STATUS_NOT_SUPPORTED, plan, "no algorithm");
-    matmul_run(plan, o, ctx);
+    return 1;
 }
 
 // Run the forward GEMM with GELU in cuBLASLt's epilogue, if that is possible. Returns whether it did. If not, nothing
@@ -289,9 +290,7 @@ static inline int matmul_gelu_epilogue(MatmulKey key, const MatmulOperands* o, G
     int aligned = matmul_d_rows(&key) % 8 == 0 && pointer_alignment(o->aux) >= 16;
     if (!ctx->gelu_fusion || sizeof(floatX) != 2 || gelu != GELU_TANH || !aligned) return 0;
     key.epilogue = o->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-    MatmulPlan* plan = matmul_plan(key, o, ctx);
-    if (plan->usable) matmul_run(plan, o, ctx);
-    return plan->usable;
+    return matmul_product(key, o, ctx);
 }
 
 #endif
