@@ -1,6 +1,6 @@
-/* Tests of byte-level BPE encoding (llmc/text/bpe.h): the forms of a vocabulary's files, special tokens, long words, and
- * refused files. Expected tokens are those of `tokenizers` 0.23. dev/test/check_bpe.py compares megabytes, with bytes that
- * are no UTF-8 among them, and runs this program for them:
+/* Tests of byte-level BPE encoding (llmc/text/bpe.h): the forms of a vocabulary's files, special tokens, long words,
+ * and refused files. Expected tokens are those of `tokenizers` 0.23. dev/test/check_bpe.py compares megabytes, with
+ * bytes that are no UTF-8 among them, and runs this program for them:
  *
  *     test_bpe words|text|token DIRECTORY FILE...
  *
@@ -145,8 +145,8 @@ static void test_forms(Tests* t) {
 }
 
 // A million equal characters as one word of letters, of white space, of numbers, of others: takes a second, but would
-// take an hour if the time grew with the square of the word's length. And no byte is read behind a text that ends inside
-// a character: a sanitizer would report it.
+// take an hour if the time grew with the square of the word's length. And no byte is read behind a text that ends
+// inside a character: a sanitizer would report it.
 static void test_long_words(Tests* t) {
     enum { LONG = 1000000 };
     static const struct {

@@ -28,7 +28,8 @@ refused_start() { # VARIABLE PATTERN
     verdict "$1 without its ranks is refused" "$(cat why)"
 }
 for variable in WORLD_SIZE=4 SLURM_STEP_NUM_TASKS=4; do
-    refused_start $variable '^error: (srun|torchrun) started 4 ranks without MPI; start them with mpirun -np 4, or srun --mpi=pmix -K -n 4$'
+    refused_start $variable \
+        '^error: (srun|torchrun) started 4 ranks without MPI; start them with mpirun -np 4, or srun --mpi=pmix -K -n 4$'
 done
 if ! prepare_ranks; then
     skip mpirun "$why"

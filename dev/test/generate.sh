@@ -80,7 +80,8 @@ printf 'void f(' >"$work/prompt"
 prompted() { # NAME COMMAND...: the same text, with the prompt on standard input too
     local name=$1
     "${@:2}" --temperature 0 <"$work/prompt" >"$work/stdout" 2>"$work/stderr"
-    verdict "$name" "$(cmp -s "$work/stdout" "$work/text" || echo "another text than with --prompt: $(head -n 1 "$work/stderr")")"
+    cmp -s "$work/stdout" "$work/text" && why= || why="another text than with --prompt: $(head -n 1 "$work/stderr")"
+    verdict "$name" "$why"
 }
 generate=("$(use_program)" "${G[@]}")
 prompted '--prompt @FILE' "${generate[@]}" --prompt "@$work/prompt"
@@ -88,7 +89,8 @@ prompted '--prompt @FILE of a pipe, in two parts' "${generate[@]}" --prompt @<(p
 for stdin in - @-; do prompted "--prompt $stdin" "${generate[@]}" --prompt $stdin; done
 if is_sanitized; then skip 'standard input of mpirun' 'with sanitizers'
 elif prepare_ranks; then
-    prompted 'standard input of mpirun reaches all ranks' mpirun --oversubscribe --bind-to none -np 2 "${generate[@]}" --prompt -
+    prompted 'standard input of mpirun reaches all ranks' \
+        mpirun --oversubscribe --bind-to none -np 2 "${generate[@]}" --prompt -
 else skip 'standard input of mpirun' "$why"; fi
 mkfifo "$work/fifo"
 timeout -k 5 1 "${generate[@]}" --prompt "@$work/fifo" >"$work/stdout" 2>"$work/stderr"

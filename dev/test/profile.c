@@ -1,6 +1,6 @@
 /* Tests of the profiler without a GPU. Made-up CUPTI records of steps, and scopes as on the CPU, become a report whose
- * texts dev/test/profile_golden.txt holds; sums, matches and refusals are checked by themselves. Run from the repository's
- * root. Prints one line per case and `N passed, N failed`; exit status 1 if one failed.
+ * texts dev/test/profile_golden.txt holds; sums and refusals are checked by themselves. Run from the repository's root.
+ * Prints one line per case and `N passed, N failed`; exit status 1 if one failed.
  *
  *     build/test_profile golden     writes that file, after an intended change: read the difference */
 #include "dev/test/tests.h"

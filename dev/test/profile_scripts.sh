@@ -123,7 +123,8 @@ lacks() { # FILE LINE...
         tr -s ' -' <"$file" | grep -qxF -- "$(tr -s ' -' <<<"$line")" || { echo "no line '$line' in: $(head -c 3000 "$file")"; return; }
     done
 }
-says() { verdict "$1" "$(ended_with 0)$(lacks "$work/stdout" "${@:2}")"; }  # NAME LINE...: the last run ended well and said so
+# NAME LINE...: the last run ended well and said so
+says() { verdict "$1" "$(ended_with 0)$(lacks "$work/stdout" "${@:2}")"; }
 
 run "$diff" a b
 cat >expected <<'TEXT'
@@ -168,7 +169,8 @@ run "$diff" a/profile b/profile
 verdict 'diff: folders of profiles and of runs are the same' "$(command diff page "$work/stdout" | head -n 3)"
 mkdir -p ranks/profile && cp -r a/profile ranks/profile/rank_0 && cp -r b/profile ranks/profile/rank_1
 run "$diff" a ranks
-says 'diff: rank 0 of several, which is the other profile' '- B: ranks/profile/rank_0' 'The same kernels wherever an op has the same shapes in both.' \
+says 'diff: rank 0 of several, which is the other profile' '- B: ranks/profile/rank_0' \
+    'The same kernels wherever an op has the same shapes in both.' \
     '| forward | matmul_forward | 2 | 2 | 2 | 2 | 2.000 | 2.000 | +0.000 | +0.0 % | |'
 
 limit() { # NAME STATUS LINE ARGUMENTS...
@@ -179,7 +181,8 @@ slower='step, not profiled: 10.000 ms in A, 11.000 ms in B, +10.00 %:'
 limit '10 % slower is above 5 %' 1 "$slower above 5 %" a b --fail-above 5
 limit '10 % slower is not above 10.5 %' 0 "$slower not above 10.5 %" a b --fail-above 10.5
 cp -r b unplain && sed -i 's/plain_ms,11/plain_ms,/' unplain/profile/summary.csv
-limit 'without plain times spans are compared' 0 'first kernel to last: 9.500 ms in A, 9.000 ms in B, -5.26 %: not above 1 %' a unplain --fail-above 1
+limit 'without plain times spans are compared' 0 \
+    'first kernel to last: 9.500 ms in A, 9.000 ms in B, -5.26 %: not above 1 %' a unplain --fail-above 1
 
 # NAME PATTERN ARGUMENTS...: refused with status 2 and one line
 wrong() {
@@ -247,11 +250,25 @@ for mode in forward backward train; do gpt2_profile "$made/transformer_$mode/pro
 for name in dlrm ncf; do recommender_profile "$made/$name/profile"; done
 
 run "$reference" "$made" --pages "$pages" --commit 1234567
-says 'pages: all written' "wrote $pages/profile_bert_two_layers.md" "wrote $pages/profile_gpt2_124m.md" "wrote $pages/profile_transformer_2_6b.md" "wrote $pages/profile_recommenders.md"
-shows() { verdict "pages: $1" "$(lacks "$pages/profile_$2.md" "${@:3}")"; }  # NAME PAGE LINE...
-shows 'how BERT was run' bert_two_layers '| GPU | all | Made Up 9000 |' '| command | all | a made step |' '| dropout | all | 0.1 |' '| commit | all | 1234567 |'
-shows "BERT's directions" bert_two_layers '# BERT with two layers: 265 published kernels, 27 of ours' '| forward | 87 | 17 | 1 | 0.086 |' \
-    '| backward | 126 | 8 | 1 | 0.087 |' '| optimizer | 52 | 2 | 0 | 0.500 |' '| total | 265 | 27 | 2 | 0.673 |'
+written=()
+for page in bert_two_layers gpt2_124m transformer_2_6b recommenders; do written+=("wrote $pages/profile_$page.md"); done
+says 'pages: all written' "${written[@]}"
+shows() { # NAME PAGE, lines in standard input
+    local lines
+    mapfile -t lines
+    verdict "pages: $1" "$(lacks "$pages/profile_$2.md" "${lines[@]}")"
+}
+shows 'BERT, its run and its directions' bert_two_layers <<'TEXT'
+# BERT with two layers: 265 published kernels, 27 of ours
+| GPU | all | Made Up 9000 |
+| command | all | a made step |
+| dropout | all | 0.1 |
+| commit | all | 1234567 |
+| forward | 87 | 17 | 1 | 0.086 |
+| backward | 126 | 8 | 1 | 0.087 |
+| optimizer | 52 | 2 | 0 | 0.500 |
+| total | 265 | 27 | 2 | 0.673 |
+TEXT
 parts=$(tr -s ' ' <"$pages/profile_bert_two_layers.md" | cut -d '|' -f 2-6)
 why=
 while read -r part; do [[ $parts == *"$part"* ]] || why+="no line '$part' "; done <<'TEXT'
@@ -263,13 +280,29 @@ while read -r part; do [[ $parts == *"$part"* ]] || why+="no line '$part' "; don
 TEXT
 verdict "pages: BERT's parts, published and ours" "$why"
 additions=$(grep 'residual, layer norm' <<<"$parts" | cut -d '|' -f 1,2,5 | tr -s ' \n|' ' ')
-want=' forward residual, layer norm 1 4.0 forward residual, layer norm 2 5.0 backward residual, layer norm 1 12.0 backward residual, layer norm 2 10.0 '
-verdict 'pages: the residual additions of both passes are assigned correctly' "$([ "$additions" = "$want" ] || echo "$additions")"
-shows "the recommenders' directions" recommenders '| DLRM | forward | 117 | 1 | 0 | 0.005 |' '| DLRM | total | 788 | 3 | 1 | 0.320 |' '| NCF | total | 194 | 3 | 1 | 0.320 |'
-shows "GPT-2's tasks" gpt2_124m '| forward | products | 49 | 37 | 266.69 | 1.38 | 66671 | 690.0 |' '| forward | copies and fills | 13 | 12 | 0.02 | 0.01 | 5.1 | 6.0 |' \
-    '| backward | bias gradients | 48 | 12 | 6.02 | 0.08 | 1505 | 42.0 |' '| backward | loss | 1 | 1 | 8.98 | 0.01 | 2244 | 4.0 |' '| together | | | 113 | 1005.91 | 2.83 | | |'
-shows "the transformer's runs, steps and kinds" transformer_2_6b '| mode | forward + backward | backward |' '| forward | 844.7 | 100.0 | 8.4 | 14.19 | 10.76 | 16.8 | 107.6 | 6.4 |' \
-    '| train | 2758.1 | 100.0 | 27.6 | 42.58 | 32.27 | 15.4 | 322.7 | 20.9 |' '| train | matrix products | 867 | 161 | 2311.2 | 3.84 |' '| forward | together | 1832 | 226 | 852.1 | 4.89 |'
+want=' forward residual, layer norm 1 4.0 forward residual, layer norm 2 5.0'
+want+=' backward residual, layer norm 1 12.0 backward residual, layer norm 2 10.0 '
+[ "$additions" = "$want" ] && why= || why=$additions
+verdict 'pages: the residual additions of both passes are assigned correctly' "$why"
+shows "the recommenders' directions" recommenders <<'TEXT'
+| DLRM | forward | 117 | 1 | 0 | 0.005 |
+| DLRM | total | 788 | 3 | 1 | 0.320 |
+| NCF | total | 194 | 3 | 1 | 0.320 |
+TEXT
+shows "GPT-2's tasks" gpt2_124m <<'TEXT'
+| forward | products | 49 | 37 | 266.69 | 1.38 | 66671 | 690.0 |
+| forward | copies and fills | 13 | 12 | 0.02 | 0.01 | 5.1 | 6.0 |
+| backward | bias gradients | 48 | 12 | 6.02 | 0.08 | 1505 | 42.0 |
+| backward | loss | 1 | 1 | 8.98 | 0.01 | 2244 | 4.0 |
+| together | | | 113 | 1005.91 | 2.83 | | |
+TEXT
+shows "the transformer's runs, steps and kinds" transformer_2_6b <<'TEXT'
+| mode | forward + backward | backward |
+| forward | 844.7 | 100.0 | 8.4 | 14.19 | 10.76 | 16.8 | 107.6 | 6.4 |
+| train | 2758.1 | 100.0 | 27.6 | 42.58 | 32.27 | 15.4 | 322.7 | 20.9 |
+| train | matrix products | 867 | 161 | 2311.2 | 3.84 |
+| forward | together | 1832 | 226 | 852.1 | 4.89 |
+TEXT
 verdict 'pages: both sizes are mentioned' "$(tr '\n' ' ' <"$pages/profile_transformer_2_6b.md" | grep -q 'has 3.41 billion parameters.*Ours has 2.57 billion' || echo 'not found')"
 wrong 'pages: no runs' '^error: nowhere: there is no such folder' "$reference" nowhere
 wrong 'pages: none of the runs' '^error: empty: has none of the runs bert_two_layers' "$reference" empty --pages "$pages"
@@ -306,7 +339,9 @@ says 'sh: the commands are shown, the pages written' 'wrote results/profile_bert
     'wrote results/profile_transformer_2_6b.md' 'wrote results/profile_recommenders.md' './train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i out/profile_reference/sentences.bin --optimizer lamb --dropout 0.1 --short-sequences 0 -s 0 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/bert_two_layers' \
     'build/bf16/train_dlrmcu -e published --tables 26 --rows 101250 --samples 4000000 --held-out 32768 -b 32768 -l 0.1 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/dlrm'
 kept=$(cd "$tree/out/profile_reference/gpt2_124m" && echo *)
-verdict 'sh: only profile and log are kept, the commit is named' "$([ "$kept" = 'log.jsonl profile' ] || echo "$kept")$(lacks "$tree/results/profile_gpt2_124m.md" '| commit | all | 7654321 |')"
+[ "$kept" = 'log.jsonl profile' ] && why= || why=$kept
+why+=$(lacks "$tree/results/profile_gpt2_124m.md" '| commit | all | 7654321 |')
+verdict 'sh: only profile and log are kept, the commit is named' "$why"
 BROKEN=gpt2_124m reference_sh --out other_out --pages results
 verdict 'sh: a failed run is reported, the others continue' "$(ended_with 1)$(lacks "$work/stdout" 'FAIL gpt2_124m: no profile; the end of other_out/gpt2_124m.log:' 'error: broken on purpose' \
     'left out: other_out has no gpt2_124m' 'wrote results/profile_bert_two_layers.md')"

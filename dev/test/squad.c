@@ -5,8 +5,8 @@
  *     ./test_squad answer|score VOCABULARY FILE T STRIDE PREDICTIONS.json
  *     ./test_squad normalize TEXTS.json
  *
- * The others are for dev/test/check_squad.py, which compares many: a line for each window; what made-up logits answer; a
- * line for each answer in a file of them; texts as they are compared. VOCABULARY is a directory with vocab.txt.
+ * The others are for dev/test/check_squad.py, which compares many: a line for each window; what made-up logits answer;
+ * a line for each answer in a file of them; texts as they are compared. VOCABULARY is a directory with vocab.txt.
  *
  * Prints a line per case and `N passed, N failed, 0 skipped`; exit status 1 if one failed. */
 
