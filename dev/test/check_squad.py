@@ -3,8 +3,8 @@
 
 Every window of contexts and questions of odd characters, and of a file (ids, origins of tokens, labels); which answer
 is chosen for made-up logits; how texts are normalized, with every character among them; exact match and F1 of answers
-made to be hard, each of them and all together, of v1.1 and of v2.0. Labelling, answering and scoring are written here from
-their definitions; only the windows need the library.
+made to be hard, each of them and all together, of v1.1 and of v2.0. Labelling, answering and scoring are written here
+from their definitions; only the windows need the library.
 
     check_squad.py TEST_SQUAD [VOCABULARY_FOLDER FILE]
 
