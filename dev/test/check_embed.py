@@ -3,8 +3,8 @@
 
     python3 dev/test/check_embed.py TRAIN_BERT USE_BERT        from the repository's root
 
-Lines of mixed lengths, an empty one, one that is too long and one that ends with CR, by both poolings, scaled and not, in
-batches of 1 and of 5. The reference computes in double precision, one line at a time, with the tokens of the library
+Lines of mixed lengths, an empty one, one that is too long and one that ends with CR, by both poolings, in batches of 1
+and of 5. The reference computes in double precision, one line at a time, with the tokens of the library
 `tokenizers`. Ends with `N passed, N failed`.
 """
 import math
@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from model_dir import SafeTensors  # noqa: E402
+from runs import Cases  # noqa: E402
 
 LAYERS, CHANNELS, HEADS, POSITIONS = 2, 48, 3, 16
 TOLERANCE = 1e-5
@@ -25,13 +26,6 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = [chr(c) for c in range(ord("a"), ord("z") + 1)]
 VOCABULARY = SPECIAL + LETTERS + ["##" + c for c in LETTERS] + ["the", "##ing", "garden", ",", ".", "中"]
 LINES = ["the garden", "", "Sing, the garden.", "x " * 40, "ÉTÉ", "[MASK] the", "中中 z", " ", "b\r", "the garden"]
-passed = failed = 0
-
-
-def verdict(name, why):
-    global passed, failed
-    passed, failed = passed + (not why), failed + bool(why)
-    print(f"FAIL {name}: {why}" if why else f"ok   {name}")
 
 
 def make_model(program, folder):
@@ -91,7 +85,22 @@ def hidden_states(weights, ids):
     return x
 
 
+def why_wrong(program, folder, flags, out, expected):
+    """What the vectors differ in, or nothing."""
+    done = subprocess.run([program, "-e", folder, *flags, "--vectors", out], capture_output=True, text=True)
+    if done.stderr or "10 vectors of 48 channels; 1 line was cut to 16 tokens" not in done.stdout:
+        return done.stderr.strip() or done.stdout
+    ours = np.load(out)
+    if ours.dtype != np.float32 or ours.shape != expected.shape:
+        return f"{ours.dtype} {ours.shape}"
+    if not np.abs(ours - expected).max() <= TOLERANCE:
+        return f"off by {np.abs(ours - expected).max():.2e}"
+    alike = np.abs(expected[0] - expected[2]).max() < 0.01
+    return "vectors that do not differ, or a file left behind" if alike or os.path.exists(out + ".tmp") else ""
+
+
 def main(trainer, program):
+    cases = Cases()
     with tempfile.TemporaryDirectory() as folder:
         make_model(os.path.abspath(trainer), folder)
         texts = os.path.join(folder, "texts")
@@ -100,25 +109,13 @@ def main(trainer, program):
         weights = SafeTensors(os.path.join(folder, "model.safetensors"))
         states = [hidden_states(weights, encode(line.rstrip("\r"))) for line in LINES]
         for pool in ("mean", "cls"):
+            expected = np.stack([s.mean(0) if pool == "mean" else s[0] for s in states])
             for batch in ("1", "5"):
+                flags = ["--embed", texts, "--pool", pool, "-b", batch]
                 out = os.path.join(folder, f"{pool}{batch}.npy")
-                flags = ["--embed", texts, "--pool", pool, "-b", batch, "--vectors", out]
-                done = subprocess.run([os.path.abspath(program), "-e", folder, *flags], capture_output=True, text=True)
-                why = done.stderr.strip()
-                if not why and "10 vectors of 48 channels; 1 line was cut to 16 tokens" not in done.stdout:
-                    why = done.stdout
-                if not why:
-                    ours = np.load(out)
-                    expected = np.stack([s.mean(0) if pool == "mean" else s[0] for s in states])
-                    if ours.dtype != np.float32 or ours.shape != expected.shape:
-                        why = f"{ours.dtype} {ours.shape}"
-                    elif not np.abs(ours - expected).max() <= TOLERANCE:
-                        why = f"off by {np.abs(ours - expected).max():.2e}"
-                    elif np.abs(expected[0] - expected[2]).max() < 0.01 or os.path.exists(out + ".tmp"):
-                        why = "vectors that do not differ, or a file left behind"
-                verdict(f"--embed --pool {pool} -b {batch}", why)
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
+                why = why_wrong(os.path.abspath(program), folder, flags, out, expected)
+                cases.case("FAIL" if why else "ok", f"--embed --pool {pool} -b {batch}", why)
+    return cases.finish()
 
 
 if __name__ == "__main__":

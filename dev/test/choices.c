@@ -64,7 +64,7 @@ static int length_of(int example, int text) {
     return text ? 1 + (int)(u % 7) : 1 + (int)(u % 20);
 }
 
-static char* put_set_of(Tests* t, const char* name, int cloze, int version) {
+static char* put_set(Tests* t, const char* name, int cloze, int version) {
     Text out = {NULL, 0, 0};
     put_header(&out, EXAMPLES, version);
     for (int i = 0; i < EXAMPLES; i++) {
@@ -77,41 +77,42 @@ static char* put_set_of(Tests* t, const char* name, int cloze, int version) {
     return path;
 }
 
-static char* put_set(Tests* t, const char* name, int cloze) { return put_set_of(t, name, cloze, 1); }
-
 static int is_text(MultipleChoiceText text, int example, int number, int length) {
     int good = text.length == length;
     for (int k = 0; good && k < length; k++) good = text.tokens[k] == token_of(example, number, k);
     return good;
 }
 
+static ProcessGroup alone = {.size = 1};
+
+// A set by its name, one whose first example has 231,086 bytes, and the sets of a run.
 static void test_read(Tests* t) {
     MultipleChoice c;
-    char *path = put_set(t, "some-set_val.bin", 0), name[32];
+    Text out = {NULL, 0, 0};
+    int lengths[] = {30000, 20000, 65535}, short_lengths[] = {2, 1};
+    char *path = put_set(t, "some-set_val.bin", 0, 1), *cloze = put_set(t, "b.bin", 1, 1), name[32];
+    char* both = xprintf("%s,%s", path, cloze);
+    case_begin(t, "sets are read");
     multiple_choice_open(&c, path, V);
     multiple_choice_name(&c, name);
-    expect(t, c.count == EXAMPLES && !c.is_cloze && strcmp(name, "some") == 0, "a set and its name",
-           "%d examples, not %d; '%s', not 'some'", c.count, EXAMPLES, name);
+    EXPECT(t, c.count == EXAMPLES && !c.is_cloze && strcmp(name, "some") == 0);
     multiple_choice_close(&c);
     free(path);
-}
-
-static void test_large(Tests* t) {
-    MultipleChoice c;
-    Text out = {NULL, 0, 0};
-    int short_lengths[] = {2, 1}, lengths[] = {30000, 20000, 65535};
     put_header(&out, 2, 1);
-    put_example(&out, 0, 1, 2, lengths, 1);
-    put_example(&out, 1, 0, 1, short_lengths, 1);
-    char* path = put_file(t, "long.bin", out.text, out.length);
+    put_example(&out, 0, 1, 2, lengths, 1), put_example(&out, 1, 0, 1, short_lengths, 1);
+    path = put_file(t, "long.bin", out.text, out.length);
     multiple_choice_open(&c, path, V);
-    MultipleChoiceExample e = multiple_choice_example(&c, 0);
-    expect_that(t,
-                is_text(multiple_choice_next(multiple_choice_next(e.context)), 0, 2, 65535) &&
-                    is_text(multiple_choice_example(&c, 1).context, 1, 0, 2) && c.longest == 30000 + 65535,
-                "an example of 231,086 bytes is what was written");
+    MultipleChoiceText ending = multiple_choice_next(multiple_choice_next(multiple_choice_example(&c, 0).context));
+    EXPECT(t, is_text(ending, 0, 2, 65535) && is_text(multiple_choice_example(&c, 1).context, 1, 0, 2));
+    EXPECT_EQ(t, c.longest, 30000 + 65535);
     multiple_choice_close(&c);
-    free(path), free(out.text);
+    MultipleChoiceSets two = {both, 1, 0, NULL}, none = {"", 0, 0, NULL};
+    multiple_choice_sets_open(&two, V, 100, &alone), multiple_choice_sets_open(&none, V, 100, &alone);
+    EXPECT(t, two.count == 2 && !two.set[0].is_cloze && two.set[1].is_cloze && two.set[0].crc != two.set[1].crc);
+    EXPECT_EQ(t, none.count, 0);
+    multiple_choice_sets_close(&two), multiple_choice_sets_close(&none);
+    case_end(t);
+    free(path), free(cloze), free(both), free(out.text);
 }
 
 static void open_set(const char* file) {
@@ -120,25 +121,12 @@ static void open_set(const char* file) {
     multiple_choice_close(&c);
 }
 
-static ProcessGroup group_alone(void) {
-    ProcessGroup c;
-    memset(&c, 0, sizeof c);
-    c.size = 1;
-    return c;
+static void open_sets(const char* files, int T) {
+    MultipleChoiceSets sets = {files, 0, 0, NULL};
+    multiple_choice_sets_open(&sets, V, T, &alone);
 }
-
-// In sequences of four tokens.
-static void open_short(const char* file) {
-    ProcessGroup alone = group_alone();
-    MultipleChoiceSets sets = {file, 0, 0, NULL};
-    multiple_choice_sets_open(&sets, V, 4, &alone);
-}
-
-static void open_twice(const char* file) {
-    ProcessGroup alone = group_alone();
-    MultipleChoiceSets sets = {xprintf("%s,%s", file, file), 0, 0, NULL};
-    multiple_choice_sets_open(&sets, V, 100, &alone);
-}
+static void open_short(const char* file) { open_sets(file, 4); }
+static void open_twice(const char* file) { open_sets(xprintf("%s,%s", file, file), 100); }
 
 // Two examples: one begins at word 512 with a context of 2 tokens and two endings of 1, one at word 524.
 static void test_refused(Tests* t) {
@@ -183,7 +171,7 @@ static void test_refused(Tests* t) {
     expect_changes(t, &good, "set.bin", changes, COUNT_OF(changes), open_set);
     expect_changes(t, &two, "characters.bin", characters, COUNT_OF(characters), open_set);
     expect_any_damage(t, &good, "damaged.bin", 16, open_set);
-    char* file = put_set(t, "short.bin", 0);
+    char* file = put_set(t, "short.bin", 0, 1);
     expect_end(t, USAGE, "an ending that is longer than sequences", "has 7 tokens, but sequences have 4 at most (-t)",
                open_short, file);
     expect_end(t, USAGE, "a set twice", "in logs it would be \"short\", as ", open_twice, file);
@@ -193,13 +181,10 @@ static void test_refused(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Packing
-
-// Micro-batches of all shapes, for one rank and several.
-static const struct { int N, T, ranks; } SHAPES[] = {{28, 28, 1}, {64, 32, 1}, {64, 10, 1}, {9, 7, 2}, {1000, 40, 3}};
+// Packing and counting
 
 // Whether sequence i of the micro-batch is this ending, truncated if necessary.
-static int is_packed(const MultipleChoiceEvaluation* e, int i, int example, int ending) {
+static int is_packed(const MultipleChoiceEvaluation* e, int i, int example, int ending, int cloze) {
     const Documents* documents = &e->packed;
     const MultipleChoiceSequence* s = &e->sequences[i];
     int C = length_of(example, 0), L = length_of(example, 1 + ending), whole = C + L - 1, length = min_int(whole, e->T);
@@ -213,48 +198,9 @@ static int is_packed(const MultipleChoiceEvaluation* e, int i, int example, int 
     for (int k = 0; good && k < L; k++)
         good = e->targets[s->first + k] == token_of(example, 1 + ending, k) &&
                e->rows[s->first + k] == begin + length - L + k;
-    return good && s->ending == ending && s->endings == endings_of(example, 0) && s->label == label_of(example, 0);
+    return good && s->ending == ending && s->endings == endings_of(example, cloze) &&
+           s->label == label_of(example, cloze);
 }
-
-static void test_pack(Tests* t) {
-    MultipleChoice c;
-    char* path = put_set(t, "set.bin", 0);
-    multiple_choice_open(&c, path, V);
-    for (size_t shape = 0; shape < COUNT_OF(SHAPES); shape++) {
-        int good = 1, seen = 0, wanted = 0;
-        for (int i = 0; i < EXAMPLES; i++) wanted += endings_of(i, 0);
-        for (int rank = 0; rank < SHAPES[shape].ranks; rank++) {
-            MultipleChoiceEvaluation e;
-            multiple_choice_begin(&e, &c, SHAPES[shape].N, SHAPES[shape].T, rank, SHAPES[shape].ranks);
-            int example = rank, ending = 0;
-            for (int rows, before = -1; good && (rows = multiple_choice_pack(&e)) > 0; before = rows) {
-                int64_t squares = 0;
-                int longest = 0, scored = 0;
-                good = rows <= e.N && e.count == e.packed.count;
-                // No ending that would have fitted in the micro-batch before was moved to this one.
-                if (before >= 0) good = good && (before + e.packed.cu_seqlens[1] > e.N);
-                for (int i = 0; good && i < e.count; i++, seen++) {
-                    int length = e.packed.cu_seqlens[i + 1] - e.packed.cu_seqlens[i];
-                    good = is_packed(&e, i, example, ending);
-                    squares += (int64_t)length * length, longest = max_int(longest, length);
-                    scored += e.sequences[i].count;
-                    if (++ending == endings_of(example, 0)) ending = 0, example += SHAPES[shape].ranks;
-                }
-                good = good && squares == e.packed.sum_sq_len && longest == e.packed.longest && scored == e.scored;
-            }
-            multiple_choice_end(&e);
-        }
-        char* name = xprintf("packing: %d rows, sequences of %d, %d ranks", SHAPES[shape].N, SHAPES[shape].T,
-                             SHAPES[shape].ranks);
-        expect(t, good && seen == wanted, name, "a sequence is missing or another");
-        free(name);
-    }
-    multiple_choice_close(&c);
-    free(path);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Counting
 
 // The made-up loss of a token of an ending: an integer, so that ties happen; NaN for one ending in 100.
 static real loss_of(int example, int ending, int k) {
@@ -263,16 +209,16 @@ static real loss_of(int example, int ending, int k) {
 }
 static int is_right(int example, int k) { return draw((uint32_t)example, 300, (uint32_t)k) % 4 != 0; }
 
-// The same counts without micro-batches.
+// The counts without micro-batches.
 static MultipleChoiceSums sums_by_loops(int cloze, int version) {
-    MultipleChoiceSums sums = {EXAMPLES, 0, 0, 0};
+    MultipleChoiceSums sums = {EXAMPLES, 0, 0, 0, 0};
     for (int i = 0; i < EXAMPLES; i++) {
         int n = endings_of(i, cloze), best = 0, best_norm = 0, all_right = 1;
         double loss[MOST_ENDINGS], mean[MOST_ENDINGS];
         for (int ending = 0; ending < n; ending++) {
             loss[ending] = 0;
             for (int k = 0; k < length_of(i, 1 + ending); k++) loss[ending] += (double)loss_of(i, ending, k);
-            if (isnan(loss[ending])) loss[ending] = INFINITY;
+            if (isnan(loss[ending])) loss[ending] = INFINITY, sums.not_finite++;
             mean[ending] = loss[ending] / (version == 2 ? characters_of(i, ending) : length_of(i, 1 + ending));
         }
         for (int ending = n - 1; ending >= 0; ending--) {
@@ -287,70 +233,68 @@ static MultipleChoiceSums sums_by_loops(int cloze, int version) {
     return sums;
 }
 
-static void test_score(Tests* t, int cloze, int version) {
-    MultipleChoice c;
-    ProcessGroup alone = group_alone();
-    char* path = put_set_of(t, cloze ? "cloze.bin" : "set.bin", cloze, version);
-    multiple_choice_open(&c, path, V);
-    MultipleChoiceSums want = sums_by_loops(cloze, version);
-    for (size_t shape = 0; shape < COUNT_OF(SHAPES); shape++) {
-        MultipleChoiceSums got = {0, 0, 0, 0};
-        for (int rank = 0; rank < SHAPES[shape].ranks; rank++) {
-            MultipleChoiceEvaluation e;
-            multiple_choice_begin(&e, &c, SHAPES[shape].N, SHAPES[shape].T, rank, SHAPES[shape].ranks);
-            int example = rank, ending = 0;
-            while (multiple_choice_pack(&e) > 0) {
-                for (int i = 0; i < e.count; i++) {
-                    const MultipleChoiceSequence* s = &e.sequences[i];
-                    e.correct[i] = 0;
-                    for (int k = 0; k < s->count; k++) {
-                        e.losses[s->first + k] = loss_of(example, ending, k);
-                        e.correct[i] += (real)is_right(example, k);
-                    }
-                    if (++ending == endings_of(example, cloze)) ending = 0, example += SHAPES[shape].ranks;
-                }
-                multiple_choice_score(&e, e.losses, e.correct);
+// Micro-batches of a rank's share: their layout, and what they add to the sums.
+static void evaluate_share(Tests* t, MultipleChoiceEvaluation* e, int rank, int ranks, int cloze) {
+    int example = rank, ending = 0;
+    for (int rows, before = -1; (rows = multiple_choice_pack(e)) > 0; before = rows) {
+        int64_t squares = 0;
+        int longest = 0, scored = 0;
+        // No ending that would have fitted in the micro-batch before was moved to this one.
+        EXPECT(t, rows <= e->N && e->count == e->packed.count);
+        EXPECT(t, before < 0 || before + e->packed.cu_seqlens[1] > e->N);
+        for (int i = 0; i < e->count; i++) {
+            const MultipleChoiceSequence* s = &e->sequences[i];
+            int length = e->packed.cu_seqlens[i + 1] - e->packed.cu_seqlens[i];
+            EXPECT(t, is_packed(e, i, example, ending, cloze));
+            squares += (int64_t)length * length, longest = max_int(longest, length), scored += s->count;
+            e->correct[i] = 0;
+            for (int k = 0; k < s->count; k++) {
+                e->losses[s->first + k] = loss_of(example, ending, k);
+                e->correct[i] += (real)is_right(example, k);
             }
-            got.examples += e.sums.examples, got.correct += e.sums.correct, got.correct_norm += e.sums.correct_norm;
-            got.cloze_loss += e.sums.cloze_loss;
-            MultipleChoiceResult r = multiple_choice_result(&e, &alone);
-            int shares = r.acc == e.sums.correct / e.sums.examples &&
-                         r.acc_norm == e.sums.correct_norm / e.sums.examples && r.is_cloze == cloze;
-            if (!shares) expect(t, 0, "shares of the counts", "they are others");
-            multiple_choice_end(&e);
+            if (++ending == endings_of(example, cloze)) ending = 0, example += ranks;
         }
-        char* name =
-            xprintf("%s%s: %d rows, sequences of %d, %d ranks", cloze ? "clozes" : "choices",
-                    version == 2 ? " by characters" : "", SHAPES[shape].N, SHAPES[shape].T, SHAPES[shape].ranks);
-        char* why = xprintf("%g %g %g %g, not %g %g %g %g", got.examples, got.correct, got.correct_norm, got.cloze_loss,
-                            want.examples, want.correct, want.correct_norm, want.cloze_loss);
-        int same_loss = got.cloze_loss == want.cloze_loss || !isfinite(want.cloze_loss);
-        expect(t,
-               got.examples == want.examples && got.correct == want.correct && got.correct_norm == want.correct_norm &&
-                   same_loss,
-               name, "%s", why);
-        free(name), free(why);
+        EXPECT(t, squares == e->packed.sum_sq_len && longest == e->packed.longest && scored == e->scored);
+        multiple_choice_score(e, e->losses, e->correct);
     }
-    expect(t, want.correct > 50 && want.correct < 450 && (cloze || want.correct != want.correct_norm),
-           "counts that say something", "they do not");
-    multiple_choice_close(&c);
-    free(path);
+    MultipleChoiceResult r = multiple_choice_result(e, &alone);
+    EXPECT(t, r.acc == e->sums.correct / e->sums.examples && r.is_cloze == cloze);
+    EXPECT(t, r.acc_norm == e->sums.correct_norm / e->sums.examples);
 }
 
-// ---------------------------------------------------------------------------------------------------------
-
-static void test_sets(Tests* t) {
-    char *a = put_set(t, "a.bin", 0), *b = put_set(t, "b.bin", 1), *both = xprintf("%s,%s", a, b);
-    ProcessGroup alone = group_alone();
-    MultipleChoiceSets two = {both, 1, 0, NULL}, none = {"", 0, 0, NULL};
-    multiple_choice_sets_open(&two, V, 100, &alone);
-    expect(t, two.count == 2 && !two.set[0].is_cloze && two.set[1].is_cloze && two.set[0].crc != two.set[1].crc,
-           "two sets", "they are others");
-    multiple_choice_sets_close(&two);
-    multiple_choice_sets_open(&none, V, 100, &alone);
-    expect(t, none.count == 0, "no sets", "there is one");
-    multiple_choice_sets_close(&none);
-    free(a), free(b), free(both);
+// Micro-batches of all shapes, for one rank and several.
+static void test_evaluation(Tests* t, const char* kind, int cloze, int version) {
+    static const struct {
+        int N, T, ranks;
+    } shapes[] = {{28, 28, 1}, {64, 32, 1}, {64, 10, 1}, {9, 7, 2}, {1000, 40, 3}};
+    MultipleChoice c;
+    char* path = put_set(t, "set.bin", cloze, version);
+    multiple_choice_open(&c, path, V);
+    MultipleChoiceSums want = sums_by_loops(cloze, version);
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
+        MultipleChoiceSums got = {0, 0, 0, 0, 0};
+        int N = shapes[i].N, T = shapes[i].T, ranks = shapes[i].ranks;
+        char* name = xprintf("%s: %d rows, sequences of %d, %d ranks", kind, N, T, ranks);
+        case_begin(t, name);
+        for (int rank = 0; rank < ranks; rank++) {
+            MultipleChoiceEvaluation e;
+            multiple_choice_begin(&e, &c, N, T, rank, ranks);
+            evaluate_share(t, &e, rank, ranks, cloze);
+            got.examples += e.sums.examples, got.correct += e.sums.correct, got.correct_norm += e.sums.correct_norm;
+            got.cloze_loss += e.sums.cloze_loss, got.not_finite += e.sums.not_finite;
+            multiple_choice_end(&e);
+        }
+        EXPECT_EQ(t, got.examples, want.examples);
+        EXPECT_EQ(t, got.correct, want.correct);
+        EXPECT_EQ(t, got.correct_norm, want.correct_norm);
+        EXPECT_EQ(t, got.not_finite, want.not_finite);
+        EXPECT(t, got.cloze_loss == want.cloze_loss || !isfinite(want.cloze_loss));
+        EXPECT(t, want.correct > 50 && want.correct < 450 && (cloze || want.correct != want.correct_norm));
+        case_end(t);
+        free(name);
+    }
+    multiple_choice_close(&c);
+    free(path);
 }
 
 int main(int argc, char** argv) {
@@ -358,12 +302,9 @@ int main(int argc, char** argv) {
     tests_choose(&t, argc, argv);
     t.directory = make_scratch_directory("test_choices");
     test_read(&t);
-    test_large(&t);
     test_refused(&t);
-    test_pack(&t);
-    test_score(&t, 0, 1);
-    test_score(&t, 1, 1);
-    test_score(&t, 0, 2);
-    test_sets(&t);
+    test_evaluation(&t, "choices", 0, 1);
+    test_evaluation(&t, "clozes", 1, 1);
+    test_evaluation(&t, "choices by characters", 0, 2);
     return tests_close(&t);
 }

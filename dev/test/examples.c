@@ -43,13 +43,8 @@ static const LabelledFile NUMBERED[] = {
     {"a text", "1\ta b c\n\n0\td\n", "abc|", 8, 0, 3, 1, 5, 0},
     {"a quotation mark is a character", "1\ta\n\n0\tx\"y\r\n", "x?y|", 8, 1, 3, 0, 5, 0},
     {"a text that is cut", "2\ta b c d e f g h i\n", "abcdef|", 8, 0, 3, 2, 8, 0},
-    // 7 tokens for both texts: 3 and 4 if both are longer than half, whichever is longer.
     {"a pair", "0\ta b\tc d\n", "ab|cd|", 10, 0, 2, 0, 4, 0},
-    {"the first text is cut", "0\ta b c d e f\tx y\n", "abcde|xy|", 10, 0, 2, 0, 7, 0},
-    {"the second text is cut", "0\ta b\tu v w x y z\n", "ab|uvwxy|", 10, 0, 2, 0, 4, 0},
     {"both are cut, the first is longer", "0\ta b c d e f\tu v w x y\n", "abcd|uvw|", 10, 0, 2, 0, 6, 0},
-    {"both are cut, the second is longer", "0\ta b c d e\tu v w x y z\n", "abc|uvwx|", 10, 0, 2, 0, 5, 0},
-    {"both are cut, equally long", "0\ta b c d e\tv w x y z\n", "abc|vwxy|", 10, 0, 2, 0, 5, 0},
     {"CoLA", "gj04\t1\t\ta b\nr-67\t0\t?*\tc\n", "ab|", 16, 0, 2, 1, 4, 0},
     {"CoLA, test", "index\tsentence\n0\ta b\n", "ab|", 16, 0, 2, -1, 4, 0},
     {"SST-2", "sentence\tlabel\na b \t1\n", "ab|", 16, 0, 2, 1, 4, 0},
@@ -186,18 +181,8 @@ static int batch_is(const MlmBatch* b, const Examples* e, int s, int i) {
     return same;
 }
 
-// The first whole groups of two.
-static void test_first(Tests* t) {
-    static const int want[][2] = {{0, COUNT}, {1, 2}, {2, 2}, {3, 2}, {4, 4}, {22, 22}, {23, 23}, {99, 23}};
-    Examples e;
-    int good = 1;
-    make_examples(&e, 1);
-    for (size_t i = 0; i < COUNT_OF(want); i++) good &= examples_first(&e, (uint64_t)want[i][0]) == want[i][1];
-    expect_that(t, good, "the first examples are whole groups");
-    examples_close(&e);
-}
-
 static void test_batches(Tests* t, int targets) {
+    static const int first[][2] = {{0, COUNT}, {1, 2}, {2, 2}, {3, 2}, {4, 4}, {22, 22}, {23, 23}, {99, 23}};
     Examples e;
     MlmBatch b;
     int order[2][COUNT], seen[2][COUNT] = {{0}}, differ = 0, whole = 1, same = 1;
@@ -235,7 +220,9 @@ static void test_batches(Tests* t, int targets) {
             }
     for (int i = 0; i < COUNT; i++)
         together &= times[i] == 1 && (i == 0 || e.group[i] != e.group[i - 1] || rank_of[i] == rank_of[i - 1]);
-    expect_that(t, together, "three ranks evaluate every example once, groups together");
+    for (size_t i = 0; i < COUNT_OF(first); i++) together &= examples_first(&e, (uint64_t)first[i][0]) == first[i][1];
+    expect_that(t, together,
+                "three ranks evaluate every example once, groups together; the first ones are whole groups");
     uint32_t before = examples_fingerprint(&e);
     e.label[2 * COUNT - 2]++;
     expect_that(t, examples_fingerprint(&e) != before, "the fingerprint has the labels");
@@ -288,8 +275,6 @@ static void test_scores(Tests* t) {
     expect_number(t, "Pearson's correlation", score.values[0], 0.7181077176566726);
     expect_number(t, "Spearman's correlation", score.values[1], 0.7631578947368421);
     task_rank(ranks, numbers[1], 5);
-    expect(t, ranks[0] == 0 && ranks[1] == 1.5 && ranks[2] == 1.5 && ranks[3] == 3 && ranks[4] == 4, "ranks of equals",
-           "%g %g %g %g %g", ranks[0], ranks[1], ranks[2], ranks[3], ranks[4]);
     expect_number(t, "no correlation with a constant", task_correlation(ranks, (const double[5]){0}, 5), NAN);
     expect_number(t, "cross-entropy, logits that lie apart", task_cross_entropy(x, 3, 2, 1),
                   log(exp(1.0) + exp(2.0) + 1) - 2);
@@ -304,7 +289,6 @@ int main(int argc, char** argv) {
     open_words(&t, &words);
     test_names(&t, &words);
     test_truncation(&t, &words);
-    test_first(&t);
     test_batches(&t, 1);
     test_batches(&t, 2);
     test_scores(&t);

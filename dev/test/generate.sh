@@ -50,11 +50,7 @@ long='static inline int min_int(int a, int b) { return a < b ? a : b; }'
 # ---------------------------------------------------------------------------------------------------------
 # Texts
 
-text() { # FLAG...: the text to stdout
-    run "$@"
-    cat "$work/stdout"
-    [ "$status" -eq 0 ] || echo "exit status $status: $(cat "$work/stderr")"
-}
+text() { run "$@"; cat "$work/stdout"; ended_with 0; }  # FLAG...: the text to stdout
 equal() { verdict "$1" "$([ "$2" = "$3" ] || echo "'$2' where '$3' was expected")"; }
 different() { verdict "$1" "$([ "$2" != "$3" ] || echo "both are '$2'")"; }
 G=(-e "$box/tied" --generate 50)
@@ -81,25 +77,25 @@ grep -Eq '^50 tokens in [0-9.]+ s: [0-9.]+ tokens/s after the first$' "$work/std
 verdict 'the text starts with the prompt; the speed on stderr' "$why"
 cp "$work/stdout" "$work/text"
 printf 'void f(' >"$work/prompt"
-run "${G[@]}" --prompt "@$work/prompt" --temperature 0
-verdict '--prompt @FILE' "$(ended_with 0)$(cmp -s "$work/stdout" "$work/text" || echo 'another text than with --prompt')"
-printf 'void f(' >"$work/prompt"
-run "${G[@]}" --prompt @<(printf 'void '; sleep 0.1; printf 'f(') --temperature 0
-verdict '--prompt @FILE of a pipe, in two parts' "$(ended_with 0)$(cmp -s "$work/stdout" "$work/text" || echo 'another text than with --prompt')"
-for stdin in - @-; do
-    "$(use_program)" "${G[@]}" --prompt $stdin --temperature 0 <"$work/prompt" 2>&1 >"$work/stdout" | head -n 1 >"$work/stderr"
-    verdict "--prompt $stdin" "$(cmp -s "$work/stdout" "$work/text" || echo "another text than with --prompt: $(cat "$work/stderr")")"
-done
-mkfifo "$work/fifo"
-timeout -k 5 1 "$(use_program)" "${G[@]}" --prompt "@$work/fifo" >"$work/stdout" 2>"$work/stderr"
-status=$?
-verdict 'SIGTERM while it waits for a pipe' "$([ $status -eq 124 ] || echo "status $status")"
+prompted() { # NAME COMMAND...: the same text, with the prompt on standard input too
+    local name=$1
+    "${@:2}" --temperature 0 <"$work/prompt" >"$work/stdout" 2>"$work/stderr"
+    cmp -s "$work/stdout" "$work/text" && why= || why="another text than with --prompt: $(head -n 1 "$work/stderr")"
+    verdict "$name" "$why"
+}
+generate=("$(use_program)" "${G[@]}")
+prompted '--prompt @FILE' "${generate[@]}" --prompt "@$work/prompt"
+prompted '--prompt @FILE of a pipe, in two parts' "${generate[@]}" --prompt @<(printf 'void '; sleep 0.1; printf 'f(')
+for stdin in - @-; do prompted "--prompt $stdin" "${generate[@]}" --prompt $stdin; done
 if is_sanitized; then skip 'standard input of mpirun' 'with sanitizers'
 elif prepare_ranks; then
-    mpirun --oversubscribe --bind-to none -np 2 "$(use_program)" "${G[@]}" --prompt - --temperature 0 \
-        <"$work/prompt" >"$work/stdout" 2>"$work/stderr"
-    verdict 'standard input of mpirun reaches all ranks' "$(cmp -s "$work/stdout" "$work/text" || echo "another text than of one: $(head -n 1 "$work/stderr")")"
+    prompted 'standard input of mpirun reaches all ranks' \
+        mpirun --oversubscribe --bind-to none -np 2 "${generate[@]}" --prompt -
 else skip 'standard input of mpirun' "$why"; fi
+mkfifo "$work/fifo"
+timeout -k 5 1 "${generate[@]}" --prompt "@$work/fifo" >"$work/stdout" 2>"$work/stderr"
+status=$?
+verdict 'SIGTERM while it waits for a pipe' "$([ $status -eq 124 ] || echo "status $status")"
 printf 'a\377\0b' >"$work/prompt"
 accepted 'a prompt that is not UTF-8' "${G[@]}" --prompt "@$work/prompt"
 printf '@a' >"$work/prompt"

@@ -20,8 +20,7 @@
 // `weights`: a file; NULL: random ones.
 static Bench* bench_make(Config config, const char* weights) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
-    bench_open(b, config, 2, min_int(config.T, 24), 0,
-               7);  // the seed differs, so weights that were not read would show
+    bench_open(b, config, 2, min_int(config.T, 24), 0, 7);  // another seed: weights that were not read would show
     if (weights) bench_load(b, weights);
     return b;
 }
@@ -73,15 +72,13 @@ static void bench_round(Bench* b) {
 static int same_bits(const void* a, const void* b, size_t n) { return memcmp(a, b, n * sizeof(real)) == 0; }
 
 static void expect_same(Tests* t, Bench* a, Bench* b, const char* name) {
-    char *of_parameters = xprintf("%s: parameters", name), *of_logits = xprintf("%s: logits", name);
     size_t n = a->m.buffers.table.elements, logits = (size_t)a->m.N * (size_t)a->m.Vp;
-    int alike = n == b->m.buffers.table.elements && a->m.N == b->m.N;
-    expect(t, alike && same_bits(a->m.buffers.params, b->m.buffers.params, n), of_parameters,
-           "they are not the same bits");
-    if (alike) bench_logits(a), bench_logits(b);
-    expect(t, alike && same_bits(a->m.a.logits, b->m.a.logits, logits) && a->m.a.logits[0] != a->m.a.logits[1],
-           of_logits, "they are not the same bits");
-    free(of_parameters), free(of_logits);
+    case_begin(t, name);
+    EXPECT(t, n == b->m.buffers.table.elements && a->m.N == b->m.N);
+    if (!t->is_bad) bench_logits(a), bench_logits(b);
+    EXPECT(t, !t->is_bad && same_bits(a->m.buffers.params, b->m.buffers.params, n));
+    EXPECT(t, !t->is_bad && same_bits(a->m.a.logits, b->m.a.logits, logits) && a->m.a.logits[0] != a->m.a.logits[1]);
+    case_end(t);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -139,14 +136,12 @@ static void open_weights(const char* file) {
     free(directory), free(weights), free(sizes);
 }
 
-// With another model's table.
-static void load_as(const char* descriptor, const char* file) {
+// With the table of another model, of this head, layers and channels.
+static const char* loaded_as;
+static void load_other(const char* file) {
+    char* descriptor = xprintf("NH=3,V=107,T=19,%s", loaded_as);
     bench_free(bench_make(config_from_descriptor(descriptor, 0), file));
 }
-static void load_untied(const char* file) { load_as("L=2,C=21,NH=3,V=107,T=19,tied=0", file); }
-static void load_fewer_layers(const char* file) { load_as("L=1,C=21,NH=3,V=107,T=19", file); }
-static void load_more_layers(const char* file) { load_as("L=3,C=21,NH=3,V=107,T=19", file); }
-static void load_wider(const char* file) { load_as("L=2,C=24,NH=3,V=107,T=19", file); }
 
 // ---------------------------------------------------------------------------------------------------------
 // Checkpoints
@@ -189,22 +184,21 @@ static void test_weights_refused(Tests* t) {
         {"without its last byte", 0, 0, 0, -1, "truncated"},
         {"a byte after its end", 0, 0, 0, 1, "longer than its header says"},
     };
-    static const struct {
-        const char *name, *message;
-        void (*load)(const char*);
-    } models[] = {
-        {"a model with a head of its own", "\"lm_head.weight\" is missing", load_untied},
-        {"a model of fewer layers", "holds 28 tensors, of which this model has 16", load_fewer_layers},
-        {"a model of more layers", "\"transformer.h.2.ln_1.weight\" is missing", load_more_layers},
-        {"a model of more channels", "\"transformer.wte.weight\": its shape is not the [107, 24]", load_wider},
+    static const char* const models[][2] = {
+        {"L=2,C=21,tied=0", "\"lm_head.weight\" is missing"},
+        {"L=1,C=21", "holds 28 tensors, of which this model has 16"},
+        {"L=3,C=21", "\"transformer.h.2.ln_1.weight\" is missing"},
+        {"L=2,C=24", "\"transformer.wte.weight\": its shape is not the [107, 24]"},
     };
     Bench* whole = bench_of_directory(GOLDEN);
     Text bytes = checkpoint_of(whole);
     expect_changes(t, &bytes, "weights.bin", changes, COUNT_OF(changes), open_weights);
     expect_any_damage(t, &bytes, "weights.bin", 32, open_weights);
     char* file = put_file(t, "weights.bin", bytes.text, bytes.length);
-    for (size_t i = 0; i < COUNT_OF(models); i++)
-        expect_end(t, USAGE, models[i].name, models[i].message, models[i].load, file);
+    for (size_t i = 0; i < COUNT_OF(models); i++) {
+        loaded_as = models[i][0];
+        expect_end(t, USAGE, models[i][0], models[i][1], load_other, file);
+    }
     free(put_file(t, "weights.bin", bytes.text, 1023));
     expect_end(t, USAGE, "a checkpoint without its header", "too few for the header", open_weights, file);
     unlink(file);
@@ -217,8 +211,8 @@ static void test_weights_refused(Tests* t) {
 // Tokens
 
 // A list of tokens after a header.
-static Text tokens_of(uint32_t version, uint32_t count, const char* bytes, size_t n) {
-    uint32_t header[256] = {20240328, version, count, 0};
+static Text tokens_of(uint32_t count, const char* bytes, size_t n) {
+    uint32_t header[256] = {20240328, 2, count, 0};
     Text out = {NULL, 0, 0};
     text_append(&out, (const char*)header, sizeof header);
     text_append(&out, bytes, n);
@@ -239,22 +233,6 @@ static int is_token(const Tokenizer* k, int id, const char* bytes, size_t n) {
     return got && length == n && memcmp(got, bytes, n) == 0;
 }
 
-// The end of text of a list: named in its header in version 2, in version 1 the token of that name, or GPT-2's last.
-static void expect_end_of_text(Tests* t, const char* name, Text list, int size, int want) {
-    Tokenizer k;
-    free(put_file(t, "gpt2_tokenizer.bin", list.text, list.length));
-    int opened = tokenizer_open(&k, t->directory) == 0;
-    expect(t, opened && k.size == size && tokenizer_end_of_text(&k) == want, name,
-           "%d tokens, end of text %d, not %d, %d", k.size, tokenizer_end_of_text(&k), size, want);
-    if (size == 4)
-        expect_that(t,
-                    is_token(&k, 0, "a", 1) && is_token(&k, 1, "\0\xff", 2) && is_token(&k, 3, " is", 3) &&
-                        !is_token(&k, 4, "", 0),
-                    "the tokens of a list");
-    tokenizer_free(&k);
-    free(list.text);
-}
-
 static void test_tokens(Tests* t) {
     static const char list[] = "\1a\2\0\xff\15<|endoftext|>\3 is";
     enum { LIST = sizeof list - 1 };
@@ -272,8 +250,16 @@ static void test_tokens(Tests* t) {
         {"an empty one", 1024 + 2, 1, 0, 0, "token 1 is empty"},
         {"no header", 0, 0, 0, -(LIST + 1), "too few for the header"},
     };
-    Text good = tokens_of(2, 4, list, LIST);
-    expect_end_of_text(t, "a list of tokens, version 2", tokens_of(2, 4, list, LIST), 4, 0);
+    // Its end of text is the token that the header names.
+    Text good = tokens_of(4, list, LIST);
+    Tokenizer k;
+    free(put_file(t, "gpt2_tokenizer.bin", good.text, good.length));
+    case_begin(t, "a list of tokens");
+    EXPECT_EQ(t, tokenizer_open(&k, t->directory), 0);
+    EXPECT(t, k.size == 4 && tokenizer_end_of_text(&k) == 0 && !is_token(&k, 4, "", 0));
+    EXPECT(t, is_token(&k, 0, "a", 1) && is_token(&k, 1, "\0\xff", 2) && is_token(&k, 3, " is", 3));
+    case_end(t);
+    tokenizer_free(&k);
     expect_changes(t, &good, "gpt2_tokenizer.bin", changes, COUNT_OF(changes), open_tokens);
     free(good.text);
 }

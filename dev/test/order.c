@@ -44,7 +44,6 @@ typedef struct {
 
 typedef struct {
     ProcessGroup* group;
-    World* world;
 } Collectives;
 
 static World the_world;  // the GPU's stand-in
@@ -55,15 +54,18 @@ static void put(Stream stream, Task task) {
     q->tasks[q->count++] = task;
 }
 
-static void put_wait(Stream stream, const StreamEvent* event) {
-    Task wait = {WAIT, event, event->recorded, NULL, 0, 0, 0, 0};
-    if (the_world.site == the_world.skipped && stream == the_world.skipped_stream) return;
-    put(stream, wait);
+static void put_record(Stream stream, StreamEvent* event) {
+    put(stream, (Task){.kind = RECORD, .event = event, .number = ++event->recorded});
 }
 
-static void put_record(Stream stream, StreamEvent* event) {
-    Task record = {RECORD, event, ++event->recorded, NULL, 0, 0, 0, 0};
-    put(stream, record);
+static void put_wait(Stream stream, const StreamEvent* event) {
+    if (the_world.site == the_world.skipped && stream == the_world.skipped_stream) return;
+    put(stream, (Task){.kind = WAIT, .event = event, .number = event->recorded});
+}
+
+static void put_sum(TaskKind kind, void* values, size_t n, ReduceType type, int root) {
+    CHECK(type == SUM_REAL);
+    put(COLLECTIVES, (Task){.kind = kind, .values = values, .n = n, .root = root});
 }
 
 static void stream_event_open(StreamEvent* m) { m->recorded = 0; }
@@ -80,20 +82,13 @@ static void collectives_wait_for_ops(Collectives* c, StreamEvent* m, Context* ct
 static void collectives_record_event(Collectives* c, StreamEvent* m) { (void)c, put_record(COLLECTIVES, m); }
 static void ops_wait_for_collectives(Context* ctx, StreamEvent* m) { (void)ctx, put_wait(OPS, m); }
 static void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
-    Task task = {ALL_REDUCE, NULL, 0, values, n, 0, 0, 0};
-    (void)c;
-    CHECK(type == SUM_REAL);
-    put(COLLECTIVES, task);
+    (void)c, put_sum(ALL_REDUCE, values, n, type, 0);
 }
 static void reduce(Collectives* c, void* values, size_t n, ReduceType type, int root) {
-    Task task = {REDUCE, NULL, 0, values, n, root, 0, 0};
-    (void)c;
-    CHECK(type == SUM_REAL);
-    put(COLLECTIVES, task);
+    (void)c, put_sum(REDUCE, values, n, type, root);
 }
 static void broadcast(Collectives* c, void* bytes, size_t n, int root) {
-    Task task = {BROADCAST, NULL, 0, bytes, n / sizeof(floatX), root, 0, 0};
-    (void)c, put(COLLECTIVES, task);
+    (void)c, put_sum(BROADCAST, bytes, n / sizeof(floatX), SUM_REAL, root);
 }
 
 #include "llmc/dist/grad_sync.h"
@@ -156,8 +151,7 @@ static void toy_do(Toy* toy, const Task* t) {
 }
 
 static void toy_put(TaskKind kind, int layer, int step) {
-    Task task = {kind, NULL, 0, NULL, 0, 0, layer, step};
-    put(OPS, task);
+    put(OPS, (Task){.kind = kind, .layer = layer, .step = step});
 }
 
 // Enqueue the steps of a run, as the trainers launch them.
@@ -256,13 +250,14 @@ static void test_orders(Tests* t) {
         int at_once;  // this wait is made if gradients are summed at once: 1, in buckets: 0; -1: both
         int zero_only;
     } waits[] = {
-        {"a bucket's all-reduce waits for the backward pass", IN_READY, COLLECTIVES, 0, 0},
-        {"the all-reduce waits for the backward pass", IN_FINISH, COLLECTIVES, 1, 0},
-        {"the norm waits for the summed gradients", IN_FINISH, OPS, -1, 0},
-        {"the norm's all-reduce waits for the norm", IN_ALL_REDUCE, COLLECTIVES, -1, 0},
-        {"the update waits for the summed norm", IN_ALL_REDUCE, OPS, -1, 0},
-        {"parameters are broadcast after the update", IN_BROADCAST, COLLECTIVES, -1, 1},
-        {"the forward pass waits for parameters", IN_WAIT, OPS, -1, 1},
+        {"correct in every order", NOWHERE, OPS, -1, 0},
+        {"wrong unless a bucket's all-reduce waits for the backward pass", IN_READY, COLLECTIVES, 0, 0},
+        {"wrong unless the all-reduce waits for the backward pass", IN_FINISH, COLLECTIVES, 1, 0},
+        {"wrong unless the norm waits for the summed gradients", IN_FINISH, OPS, -1, 0},
+        {"wrong unless the norm's all-reduce waits for the norm", IN_ALL_REDUCE, COLLECTIVES, -1, 0},
+        {"wrong unless the update waits for the summed norm", IN_ALL_REDUCE, OPS, -1, 0},
+        {"wrong unless parameters are broadcast after the update", IN_BROADCAST, COLLECTIVES, -1, 1},
+        {"wrong unless the forward pass waits for parameters", IN_WAIT, OPS, -1, 1},
     };
     static const struct {
         const char* name;
@@ -275,46 +270,40 @@ static void test_orders(Tests* t) {
         {"GPUs with NVLink", BUCKET_AUTO, 1, 1},
     };
     for (int zero = 0; zero < 2; zero++)
-        for (size_t way = 0; way < COUNT_OF(ways); way++) {
-            GradSyncSettings settings = {zero, ways[way].bucket_mib, ways[way].has_p2p};
-            char* name = xprintf("-z %d, %s: correct in every order", zero, ways[way].name);
-            expect_that(t, wrong_orders(settings, NOWHERE, OPS) == 0, name);
-            free(name);
+        for (size_t way = 0; way < COUNT_OF(ways); way++)
             for (size_t i = 0; i < COUNT_OF(waits); i++) {
+                GradSyncSettings settings = {zero, ways[way].bucket_mib, ways[way].has_p2p};
                 if (waits[i].zero_only && !zero) continue;
                 if (waits[i].at_once >= 0 && waits[i].at_once != ways[way].at_once) continue;
-                name = xprintf("-z %d, %s: wrong unless %s", zero, ways[way].name, waits[i].name);
-                expect_that(t, wrong_orders(settings, waits[i].site, waits[i].stream) > 0, name);
+                char* name = xprintf("-z %d, %s: %s", zero, ways[way].name, waits[i].name);
+                expect_that(t, (wrong_orders(settings, waits[i].site, waits[i].stream) > 0) == (i > 0), name);
                 free(name);
             }
-        }
 }
 
-// Large models, and GPUs without NVLink, use buckets.
+// Gradients are summed at once up to 2 GiB, with NVLink. Parameters are broadcast in buckets either way.
 static void test_buckets(Tests* t) {
-    TensorTable table;
-    memset(&table, 0, sizeof table);
-    table.elements = (size_t)(AT_ONCE_BYTES / sizeof(real));
-    GradSyncSettings nvlink = {0, BUCKET_AUTO, 1}, no_nvlink = {0, BUCKET_AUTO, 0};
-    expect_that(t, grad_sync_at_once(&table, nvlink), "2 GiB of gradients: at once with NVLink");
-    expect_that(t, !grad_sync_at_once(&table, no_nvlink), "2 GiB of gradients: in buckets without");
-    table.elements++;
-    expect_that(t, !grad_sync_at_once(&table, nvlink), "more than 2 GiB of gradients: in buckets");
-    // Three layers of 12 MiB.
     const int dims[] = {0, 3, 1 << 20};
     const TensorRow inner = {"h.%d", 0, {1, 2}};
-    memset(&table, 0, sizeof table);
+    TensorTable table, large;
+    memset(&table, 0, sizeof table), memset(&large, 0, sizeof large);
     for (int l = 0; l < 3; l++) tensors_add(&table, &inner, 1, dims, l);
     tensors_finish(&table);
-    for (int at_once = 0; at_once < 2; at_once++) {
-        GradSync cut;
-        memset(&cut, 0, sizeof cut);
-        grad_sync_cut(&cut, &table, at_once ? nvlink : no_nvlink);
-        const char* how = at_once ? "at once" : "in buckets";
-        char* name = xprintf("36 MiB of gradients, %s: parameters are broadcast in two buckets", how);
-        expect_that(t, cut.count == 2 && cut.buckets[1].layer == 1, name);
-        free(name), free(cut.buckets);
+    case_begin(t, "large models, and GPUs without NVLink, use buckets");
+    for (int nvlink = 0; nvlink < 2; nvlink++) {
+        GradSyncSettings settings = {0, BUCKET_AUTO, nvlink};
+        GradSync three_layers_of_12_mib;
+        large.elements = (size_t)(AT_ONCE_BYTES / sizeof(real));
+        EXPECT_EQ(t, grad_sync_at_once(&large, settings), nvlink);
+        large.elements++;
+        EXPECT_EQ(t, grad_sync_at_once(&large, settings), 0);
+        memset(&three_layers_of_12_mib, 0, sizeof three_layers_of_12_mib);
+        grad_sync_cut(&three_layers_of_12_mib, &table, settings);
+        EXPECT_EQ(t, three_layers_of_12_mib.count, 2);
+        EXPECT_EQ(t, three_layers_of_12_mib.buckets[1].layer, 1);
+        free(three_layers_of_12_mib.buckets);
     }
+    case_end(t);
     tensors_free(&table);
 }
 

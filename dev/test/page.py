@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 LLMC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../llmc")
-TEMPLATE = [os.path.join(LLMC, room, "page.html") for room in ("base", "profile")]
+TEMPLATE = [os.path.join(LLMC, "profile", name) for name in ("head.html", "page.html")]
 MARKER = "/*DATA*/null"
 
 # Runs before the page's own scripts. A browser without a window promises no frames, so they are timers here.

@@ -37,23 +37,26 @@ says() { # FILE PATTERN
 # ---------------------------------------------------------------------------------------------------------
 # The report
 
-# A busy machine may interrupt the program between two ops, so that they do not add up; hence five attempts.
-why='no attempt'
-for ((attempt = 0; attempt < 5 && ${#why} > 0; attempt++)); do
-    run $model -x 9 --profile 2 -o whole --overwrite 1
-    why=$(ended_with 0)
-    [ -z "$why" ] || break
-    rows=$(number whole/profile kernels_ms) step=$(number whole/profile profiled_ms)
-    echo "rows $rows ms, step $step ms profiled, $(number whole/profile plain_ms) ms plain"
-    why=$(awk -v rows="${rows:-0}" -v step="${step:-1}" 'BEGIN {d = rows / step - 1; if (d < -0.03 || d > 0.03) print "the rows take " rows " ms of " step}')
-done
-verdict 'the rows add up to the step, within 3 %' "$why"
+# A busy machine may interrupt the program between two ops or in any step; hence five attempts.
+attempts() { # NAME COMMAND FLAG...: COMMAND says why a run was not as it should be
+    local attempt why='no attempt'
+    for ((attempt = 0; attempt < 5 && ${#why} > 0; attempt++)); do
+        run "${@:3}" --overwrite 1
+        why=$(ended_with 0)
+        [ -z "$why" ] || break
+        why=$($2)
+    done
+    verdict "$1" "$why"
+}
+adds_up() {
+    awk -v rows="$(number whole/profile kernels_ms)" -v step="$(number whole/profile profiled_ms)" \
+        'BEGIN {d = step > 0 ? rows / step - 1 : 1; if (d * d > 0.0009) print "the rows take " rows " ms of " step}'
+}
+attempts 'the rows add up to the step, within 3 %' adds_up $model -x 9 --profile 2 -o whole
 verdict 'all files' "$(lacks whole/profile)"
-unattributed=$(number whole/profile unattributed) dropped=$(number whole/profile dropped)
-[ "$unattributed $dropped" = '0 0' ] && why= || why="'$unattributed' rows have no scope, '$dropped' launches were dropped"
-verdict 'every row belongs to an op' "$why"
-[ "$(directions whole/profile)" = 'backward forward optimizer ' ] && why= || why="rows are of: $(directions whole/profile)"
-verdict 'rows of every direction' "$why"
+facts="$(number whole/profile unattributed) $(number whole/profile dropped) $(directions whole/profile)"
+[ "$facts" = '0 0 backward forward optimizer ' ] && why= || why=$facts
+verdict 'every row belongs to an op, of every direction' "$why"
 why=$(says "$work/stdout" '^By op$')$(says "$work/stdout" '^whole profile: whole/profile/profile.txt')
 why+=$(says whole/profile/profile.txt '^step +(8|9), the median of 8 to 9 by time, after 5 warm-up and 2 plain steps$')
 why+=$(says whole/profile/profile.txt '^By layer$')
@@ -68,26 +71,28 @@ checked() { # NAME STATUS PATTERN NUMBERS [FLAG...]
     [ $? -eq "$2" ] && why=$(says "$PWD/python.out" "$3") || why=$(tail -n 1 python.out)
     verdict "check_profile.py: $1" "$why"
 }
-if command -v python3 >/dev/null; then
-    checked 'what adds up' 0 'rows_and_gaps_ms=9.950 profiled_ms=10.000 plain_ms=9.900 overhead_percent=1.0' '' --overhead 2
-    checked 'too slow' 1 'FAIL profiling makes the step 1.0 % slower' '' --overhead 0.5
-    checked 'rows lack what before and after have' 1 'FAIL rows and gaps are 9.850 ms, the step is 10.000 ms' 'kernels_ms,9.9 before_ms,0.05 after_ms,0.1'
-    checked 'a step that ends before its rows' 1 'FAIL after_ms is -0.050' 'kernels_ms,10.1 after_ms,-0.05'
-    checked 'no plain step to compare with' 1 'FAIL there is no plain step' plain_ms, --overhead 10
-else skip check_profile.py 'python3 was not found'; fi
+checked 'what adds up' 0 'rows_and_gaps_ms=9.950 profiled_ms=10.000 plain_ms=9.900 overhead_percent=1.0' '' --overhead 2
+checked 'too slow' 1 'FAIL profiling makes the step 1.0 % slower' '' --overhead 0.5
+checked 'rows lack what before and after have' 1 'FAIL rows and gaps are 9.850 ms, the step is 10.000 ms' \
+    'kernels_ms,9.9 before_ms,0.05 after_ms,0.1'
+checked 'a step that ends before its rows' 1 'FAIL after_ms is -0.050' 'kernels_ms,10.1 after_ms,-0.05'
+checked 'no plain step to compare with' 1 'FAIL there is no plain step' plain_ms, --overhead 10
 
 # ---------------------------------------------------------------------------------------------------------
 # What profiling must not change
 
-run $small -x 12 -o plain
-why=$(ended_with 0)
-run $small -x 12 --profile 3 -o profiled
-why=${why:-$(ended_with 0)}
-cmp -s plain/model.safetensors profiled/model.safetensors || why=${why:-'model.safetensors differs'}
 losses() { sed 's/, "ms".*//' "$1/log.jsonl" | grep '"loss"'; }
-cmp -s <(losses plain) <(losses profiled) || why=${why:-'the losses differ'}
-[ "$(losses profiled | wc -l)" -eq 12 ] || why=${why:-'not 12 losses in log.jsonl'}
-verdict 'training gives the same bits' "$why"
+same_bits() { # NAME run|ranks PLAIN PROFILED
+    $2 $small -x 12 -o "$3"
+    why=$(ended_with 0)
+    $2 $small -x 12 --profile 3 -o "$4"
+    why=${why:-$(ended_with 0)}
+    cmp -s "$3/model.safetensors" "$4/model.safetensors" || why=${why:-'model.safetensors differs'}
+    cmp -s <(losses "$3") <(losses "$4") || why=${why:-'the losses differ'}
+    [ "$(losses "$4" | wc -l)" -eq 12 ] || why=${why:-'not 12 losses in log.jsonl'}
+    verdict "$1" "$why"
+}
+same_bits 'training gives the same bits' run plain profiled
 
 # On a GPU: a step that is captured as graphs computes the same. What is measured after the save is not waited for.
 case $PROGRAM in *cu)
@@ -103,15 +108,8 @@ took() { # OUT MOST TIMES
         $1 == 7 || $1 == 8 {n++; if ($2 > most && $2 > times * plain) print "step " $1 " took " $2 " ms, a plain one " plain}
         END {if (n != 2) print "no times in log.jsonl"}'
 }
-# Writing the report takes as long as many such steps. A busy machine may interrupt any step; hence five attempts.
-why='no attempt'
-for ((attempt = 0; attempt < 5 && ${#why} > 0; attempt++)); do
-    run $small -x 9 --profile 1 -o after --overwrite 1
-    why=$(ended_with 0)
-    [ -z "$why" ] || break
-    why=$(took after 0 8)
-done
-verdict 'no step in log.jsonl includes the report' "$why"
+# Writing the report takes as long as many such steps.
+attempts 'no step in log.jsonl includes the report' 'took after 0 8' $small -x 9 --profile 1 -o after
 
 for mode in forward backward; do
     run $small -x 9 --profile 2 --mode $mode -m 3 -o "mode_$mode"
@@ -155,10 +153,10 @@ why=$(ended_with 0)$(says "$work/stdout" '^the run was stopped after 0 of 100 pr
 verdict 'a signal before the first profiled step: a line, no profile' "$why$(says "$work/stdout" '^stopped by signal 15 after step [0-9]+, saved$')"
 terminated 63 $model -x 400 --profile 60 --profile-warmup 0 -o cut
 taken=$(sed -nE 's/^the run was stopped after ([0-9]+) of 60 profiled steps: the profile is of these$/\1/p' "$work/stdout")
-why=$(ended_with 0)$(lacks cut/profile)
-why+=$(says cut/profile/profile.txt "^step .* the median of 61 to $((60 + ${taken:-0})) by time, after 0 warm-up and 60 plain steps; the run was stopped before the rest\$")
-why+=$(says "$work/stdout" '^By op$')
-why+=$(says "$work/stdout" "^stopped by signal 15 after step $((60 + ${taken:-0})), saved\$")
+last=$((60 + ${taken:-0}))
+why=$(ended_with 0)$(lacks cut/profile)$(says "$work/stdout" '^By op$')
+why+=$(says "$work/stdout" "^stopped by signal 15 after step $last, saved\$")
+why+=$(says cut/profile/profile.txt "^step .* the median of 61 to $last by time, .* was stopped before the rest\$")
 verdict 'a signal between profiled steps: a profile of those' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
@@ -169,15 +167,12 @@ verdict 'a run that must be kept' "$(ended_with 0)"
 refused 'too few steps' 2 '--profile 2 needs 9 steps .*8 are left' $small -x 8 --profile 2 -o "$box/new"
 refused 'too few steps until --stop-after' 2 '--profile 2 needs 9 steps .*5 are left' $small -x 20 --stop-after 5 --profile 2 -o "$box/new"
 refused 'too few steps left' 2 '--profile 1 needs 3 steps .*2 are left' -y 1 -x 4 --override 1 --profile 1 --profile-warmup 1 -o "$box/kept"
-PROGRAM=$(use_program) refused '--profile without training' 2 "unknown flag '--profile'" -e "$box/kept" --evaluate 1 --profile 1 -o "$box/new"
 energy='-e L=2,C=16,NH=2,T=16 -b 2 -s 0 --profile-energy 1'
 refused '--profile-energy without --profile' 2 '--profile-energy 1: needs --profile' $energy -v 0 -x 8 -o "$box/new"
 refused '--profile-energy with steps after its own' 2 '10 steps, but 11 are left' $energy -v 0 -x 11 --profile 2 -o "$box/new"
 refused '--profile-energy with validations' 2 '--profile-energy 1 needs -v 0' $energy -v 5 -x 10 --profile 2 -o "$box/new"
 case $PROGRAM in *cu) ;; *) refused '--profile-energy on a CPU' 2 'this is the CPU build' $energy -v 0 -x 10 --profile 2 -o "$box/new" ;; esac
 refused '--mode without --profile' 2 '--mode .*--profile' $small -x 8 --mode forward -o "$box/new"
-refused 'an unknown --mode' 2 "--mode: 'inference' .*allowed: train" $small -x 9 --profile 2 --mode inference -o "$box/new"
-refused 'a negative --profile' 2 '--profile' $small -x 9 --profile -1 -o "$box/new"
 
 # ---------------------------------------------------------------------------------------------------------
 # Ranks
@@ -187,28 +182,23 @@ ranks() { # FLAG...
     timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
     status=$?
 }
-ranks $small -x 12 -o plain2
-why=$(ended_with 0)
-ranks $small -x 12 --profile 3 -o profiled2
-why=${why:-$(ended_with 0)}
-cmp -s plain2/model.safetensors profiled2/model.safetensors || why=${why:-'model.safetensors differs'}
-verdict 'two ranks: the same bits' "$why"
+same_bits 'two ranks: the same bits' ranks plain2 profiled2
 verdict 'two ranks: a profile of each' "$(lacks profiled2/profile/rank_0)$(lacks profiled2/profile/rank_1)"
-why=
+why=$(says "$work/stdout" '^slowest +rank [01]')
+[ "$(grep -c '^By op$' "$work/stdout")" = 1 ] || why+='not printed once'
 for rank in 0 1; do
-    text=profiled2/profile/rank_$rank/profile.txt
-    why+=$(says $text "^rank +$rank of 2\$")$(says $text '^The ranks$')$(says $text "^step .* by the slowest rank's time,")$(says $text 'The slowest is rank [01], [0-9.]+ % slower than rank [01]\.$')
-    why+=$(says $text '^slowest +rank [01] with [0-9.]+ ms of its own work')$(says $text '^overlap +[0-9.]+ % of')
-    case "$(directions profiled2/profile/rank_$rank)" in
-        *'communication '*) ;;
-        *) why+="rows of rank $rank are of: $(directions profiled2/profile/rank_$rank)" ;;
-    esac
-    [ "$(number profiled2/profile/rank_$rank unattributed)" = 0 ] || why+="rank $rank has rows without a scope"
+    folder=profiled2/profile/rank_$rank
+    for pattern in "^rank +$rank of 2\$" "^step .* by the slowest rank's time," \
+        'The slowest is rank [01], [0-9.]+ % slower than rank [01]\.$' \
+        '^slowest +rank [01] with [0-9.]+ ms of its own work' '^overlap +[0-9.]+ % of'; do
+        why+=$(says $folder/profile.txt "$pattern")
+    done
+    rows="$(number $folder unattributed) $(directions $folder)"
+    [[ $rows = '0 '*'communication '* ]] || why+="rows of rank $rank: $rows"
 done
-[ "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_0/profile.txt)" = "$(sed -n '/^The ranks$/,/^$/p' profiled2/profile/rank_1/profile.txt)" ] || why+='the ranks report different steps'
-verdict 'two ranks: the table of ranks names the slowest' "$why"
-[ "$(grep -c '^By op$' "$work/stdout")" = 1 ] && why= || why='not printed once'
-verdict 'two ranks: rank 0 prints' "$why$(says "$work/stdout" '^slowest +rank [01]')"
+table() { sed -n '/^The ranks$/,/^$/p' "profiled2/profile/rank_$1/profile.txt"; }
+[ -n "$(table 0)" ] && [ "$(table 0)" = "$(table 1)" ] || why+='the ranks report different steps'
+verdict 'two ranks: rank 0 prints, the table of ranks names the slowest' "$why"
 # Rank 1 waits four seconds while it flushes its report.
 "${CC:-gcc}" -shared -fPIC -x c -o slow.so - <<'EOP'
 #include <stdio.h>

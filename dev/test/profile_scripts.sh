@@ -123,12 +123,8 @@ lacks() { # FILE LINE...
         tr -s ' -' <"$file" | grep -qxF -- "$(tr -s ' -' <<<"$line")" || { echo "no line '$line' in: $(head -c 3000 "$file")"; return; }
     done
 }
-says() { # NAME LINE...: the last run ended well and said so
-    local name=$1 why
-    shift
-    why=$(ended_with 0)
-    verdict "$name" "${why:-$(lacks "$work/stdout" "$@")}"
-}
+# NAME LINE...: the last run ended well and said so
+says() { verdict "$1" "$(ended_with 0)$(lacks "$work/stdout" "${@:2}")"; }
 
 run "$diff" a b
 cat >expected <<'TEXT'
@@ -167,37 +163,31 @@ cat >expected <<'TEXT'
 | forward   | matmul_forward | N=8 C=4 | -         | fill_4B   |      1 |
 | forward   | matmul_forward | N=8 C=4 | nvjet_one | nvjet_two |      1 |
 TEXT
-why=$(ended_with 0)
-verdict 'diff: the whole page' "${why:-$(command diff expected "$work/stdout" | head -n 5)}"
+verdict 'diff: the whole page' "$(ended_with 0)$(command diff expected "$work/stdout" | head -n 5)"
 cp "$work/stdout" page
 run "$diff" a/profile b/profile
 verdict 'diff: folders of profiles and of runs are the same' "$(command diff page "$work/stdout" | head -n 3)"
-run "$diff" a a
-says 'diff: a profile and itself' 'The same kernels wherever an op has the same shapes in both.' \
-    '| forward | matmul_forward | 2 | 2 | 2 | 2 | 2.000 | 2.000 | +0.000 | +0.0 % | |'
 mkdir -p ranks/profile && cp -r a/profile ranks/profile/rank_0 && cp -r b/profile ranks/profile/rank_1
 run "$diff" a ranks
-says 'diff: rank 0 of several' '- B: ranks/profile/rank_0' 'The same kernels wherever an op has the same shapes in both.'
-run "$diff" ranks/profile/rank_1 ranks/profile/rank_1
-says 'diff: rank 1' '- A: ranks/profile/rank_1' '| forward | matmul_forward | 2 | 2 | 3 | 3 | 2.510 | 2.510 | +0.000 | +0.0 % | |'
+says 'diff: rank 0 of several, which is the other profile' '- B: ranks/profile/rank_0' \
+    'The same kernels wherever an op has the same shapes in both.' \
+    '| forward | matmul_forward | 2 | 2 | 2 | 2 | 2.000 | 2.000 | +0.000 | +0.0 % | |'
 
 limit() { # NAME STATUS LINE ARGUMENTS...
-    local name=$1 why
     run "$diff" "${@:4}"
-    why=$(ended_with "$2")
-    verdict "$name" "${why:-$(lacks "$work/stdout" "$3")}"
+    verdict "diff: $1" "$(ended_with "$2")$(lacks "$work/stdout" "$3")"
 }
-limit 'diff: 10 % slower is above 5 %' 1 'step, not profiled: 10.000 ms in A, 11.000 ms in B, +10.00 %: above 5 %' a b --fail-above 5
-limit 'diff: 10 % slower is not above 10.5 %' 0 'step, not profiled: 10.000 ms in A, 11.000 ms in B, +10.00 %: not above 10.5 %' a b --fail-above 10.5
+slower='step, not profiled: 10.000 ms in A, 11.000 ms in B, +10.00 %:'
+limit '10 % slower is above 5 %' 1 "$slower above 5 %" a b --fail-above 5
+limit '10 % slower is not above 10.5 %' 0 "$slower not above 10.5 %" a b --fail-above 10.5
 cp -r b unplain && sed -i 's/plain_ms,11/plain_ms,/' unplain/profile/summary.csv
-limit 'diff: without plain times spans are compared' 0 'first kernel to last: 9.500 ms in A, 9.000 ms in B, -5.26 %: not above 1 %' a unplain --fail-above 1
+limit 'without plain times spans are compared' 0 \
+    'first kernel to last: 9.500 ms in A, 9.000 ms in B, -5.26 %: not above 1 %' a unplain --fail-above 1
 
 # NAME PATTERN ARGUMENTS...: refused with status 2 and one line
 wrong() {
-    local name=$1 pattern=$2
-    shift 2
-    run "$@"
-    verdict "$name" "$(ended_with_error 2 "$pattern")"
+    run "${@:3}"
+    verdict "$1" "$(ended_with_error 2 "$2")"
 }
 damaged() { # NAME PATTERN FILE SED...: a copy of b, one of its files changed
     rm -rf damaged && cp -r b damaged && sed -i "${@:4}" "damaged/profile/$3"
@@ -206,7 +196,6 @@ damaged() { # NAME PATTERN FILE SED...: a copy of b, one of its files changed
 wrong 'diff: no folder' '^error: nowhere: there is no such folder' "$diff" nowhere b
 mkdir -p empty/profile
 wrong 'diff: no profile' '^error: empty: has no kernels.csv.*--profile 5 -o empty' "$diff" a empty
-wrong 'diff: --fail-above x' '^error: argument --fail-above: .*x' "$diff" a b --fail-above x
 wrong 'diff: --fail-above nan' '^error: argument --fail-above: .*nan' "$diff" a b --fail-above nan
 damaged 'a column is missing' "damaged/profile/kernels.csv: .*no column 'gflop'" kernels.csv 1s/gflop/flop/
 damaged 'no number' "kernels.csv, line 3: us is 'many', which is not a number" kernels.csv '3s/,3000,/,many,/'
@@ -261,33 +250,59 @@ for mode in forward backward train; do gpt2_profile "$made/transformer_$mode/pro
 for name in dlrm ncf; do recommender_profile "$made/$name/profile"; done
 
 run "$reference" "$made" --pages "$pages" --commit 1234567
-says 'pages: all written' "wrote $pages/profile_bert_two_layers.md" "wrote $pages/profile_gpt2_124m.md" "wrote $pages/profile_transformer_2_6b.md" "wrote $pages/profile_recommenders.md"
-shows() { # NAME PAGE LINE...
-    local name=$1 page=$pages/$2
-    verdict "pages: $name" "$(lacks "$page" "${@:3}")"
+written=()
+for page in bert_two_layers gpt2_124m transformer_2_6b recommenders; do written+=("wrote $pages/profile_$page.md"); done
+says 'pages: all written' "${written[@]}"
+shows() { # NAME PAGE, lines in standard input
+    local lines
+    mapfile -t lines
+    verdict "pages: $1" "$(lacks "$pages/profile_$2.md" "${lines[@]}")"
 }
-shows 'how BERT was run' profile_bert_two_layers.md '| GPU | all | Made Up 9000 |' '| command | all | a made step |' '| dropout | all | 0.1 |' '| commit | all | 1234567 |'
-shows "the transformer's runs differ" profile_transformer_2_6b.md '| GPU | all | Made Up 9000 |' '| mode | forward + backward | backward |'
-shows "BERT's directions" profile_bert_two_layers.md '# BERT with two layers: 265 published kernels, 27 of ours' '| forward | 87 | 17 | 1 | 0.086 |' \
-    '| backward | 126 | 8 | 1 | 0.087 |' '| optimizer | 52 | 2 | 0 | 0.500 |' '| total | 265 | 27 | 2 | 0.673 |'
-fused() { # DIRECTION PART PUBLISHED OURS: of BERT's page
-    verdict "pages: BERT, $1, $2: $3 are $4" "$(tr -s ' ' <"$pages/profile_bert_two_layers.md" | grep -q "^| $1 | $2 | $3 | $4 |" || echo "its lines: $(grep "| $2 " "$pages/profile_bert_two_layers.md" | tr -s ' ')")"
-}
-fused forward 'query, key, value' 6 1
-fused forward embedding 9 2
-fused backward 'MLP out, GELU' 5 1
-fused backward loss 7 1
-fused optimizer optimizer 52 2
-layer_norms() { grep "residual, layer norm $1 " "$pages/profile_bert_two_layers.md" | tr -s ' ' | cut -d '|' -f 6 | tr -d ' \n'; }
-verdict 'pages: the residual additions of both passes are assigned correctly' "$([ "$(layer_norms 1) $(layer_norms 2)" = '4.012.0 5.010.0' ] || echo "$(layer_norms 1) and $(layer_norms 2) us, not 4.012.0 and 5.010.0")"
-shows "the recommenders' directions" profile_recommenders.md '| DLRM | forward | 117 | 1 | 0 | 0.005 |' \
-    '| DLRM | backward | 609 | 1 | 1 | 0.015 |' '| DLRM | total | 788 | 3 | 1 | 0.320 |' '| NCF | total | 194 | 3 | 1 | 0.320 |'
-shows "GPT-2's tasks" profile_gpt2_124m.md '| forward | products | 49 | 37 | 266.69 | 1.38 | 66671 | 690.0 |' '| forward | attention | 60 | 12 | 68.87 | 0.36 | 17218 | 180.0 |' \
-    '| forward | copies and fills | 13 | 12 | 0.02 | 0.01 | 5.1 | 6.0 |' '| backward | bias gradients | 48 | 12 | 6.02 | 0.08 | 1505 | 42.0 |' '| backward | loss | 1 | 1 | 8.98 | 0.01 | 2244 | 4.0 |' \
-    '| together | | | 113 | 1005.91 | 2.83 | | |'
-shows "the transformer's steps" profile_transformer_2_6b.md '| forward | 844.7 | 100.0 | 8.4 | 14.19 | 10.76 | 16.8 | 107.6 | 6.4 |' \
-    '| forward + backward | 2580.6 | 100.0 | 25.8 | 42.58 | 32.27 | 16.5 | 322.7 | 19.6 |' '| train | 2758.1 | 100.0 | 27.6 | 42.58 | 32.27 | 15.4 | 322.7 | 20.9 |'
-shows "the transformer's kinds" profile_transformer_2_6b.md '| train | matrix products | 867 | 161 | 2311.2 | 3.84 |' '| train | optimizer | 1304 | 2 | 173.8 | 0.02 |' '| forward | together | 1832 | 226 | 852.1 | 4.89 |'
+shows 'BERT, its run and its directions' bert_two_layers <<'TEXT'
+# BERT with two layers: 265 published kernels, 27 of ours
+| GPU | all | Made Up 9000 |
+| command | all | a made step |
+| dropout | all | 0.1 |
+| commit | all | 1234567 |
+| forward | 87 | 17 | 1 | 0.086 |
+| backward | 126 | 8 | 1 | 0.087 |
+| optimizer | 52 | 2 | 0 | 0.500 |
+| total | 265 | 27 | 2 | 0.673 |
+TEXT
+parts=$(tr -s ' ' <"$pages/profile_bert_two_layers.md" | cut -d '|' -f 2-6)
+why=
+while read -r part; do [[ $parts == *"$part"* ]] || why+="no line '$part' "; done <<'TEXT'
+ forward | query, key, value | 6 | 1 |
+ forward | embedding | 9 | 2 |
+ backward | MLP out, GELU | 5 | 1 |
+ backward | loss | 7 | 1 |
+ optimizer | optimizer | 52 | 2 |
+TEXT
+verdict "pages: BERT's parts, published and ours" "$why"
+additions=$(grep 'residual, layer norm' <<<"$parts" | cut -d '|' -f 1,2,5 | tr -s ' \n|' ' ')
+want=' forward residual, layer norm 1 4.0 forward residual, layer norm 2 5.0'
+want+=' backward residual, layer norm 1 12.0 backward residual, layer norm 2 10.0 '
+[ "$additions" = "$want" ] && why= || why=$additions
+verdict 'pages: the residual additions of both passes are assigned correctly' "$why"
+shows "the recommenders' directions" recommenders <<'TEXT'
+| DLRM | forward | 117 | 1 | 0 | 0.005 |
+| DLRM | total | 788 | 3 | 1 | 0.320 |
+| NCF | total | 194 | 3 | 1 | 0.320 |
+TEXT
+shows "GPT-2's tasks" gpt2_124m <<'TEXT'
+| forward | products | 49 | 37 | 266.69 | 1.38 | 66671 | 690.0 |
+| forward | copies and fills | 13 | 12 | 0.02 | 0.01 | 5.1 | 6.0 |
+| backward | bias gradients | 48 | 12 | 6.02 | 0.08 | 1505 | 42.0 |
+| backward | loss | 1 | 1 | 8.98 | 0.01 | 2244 | 4.0 |
+| together | | | 113 | 1005.91 | 2.83 | | |
+TEXT
+shows "the transformer's runs, steps and kinds" transformer_2_6b <<'TEXT'
+| mode | forward + backward | backward |
+| forward | 844.7 | 100.0 | 8.4 | 14.19 | 10.76 | 16.8 | 107.6 | 6.4 |
+| train | 2758.1 | 100.0 | 27.6 | 42.58 | 32.27 | 15.4 | 322.7 | 20.9 |
+| train | matrix products | 867 | 161 | 2311.2 | 3.84 |
+| forward | together | 1832 | 226 | 852.1 | 4.89 |
+TEXT
 verdict 'pages: both sizes are mentioned' "$(tr '\n' ' ' <"$pages/profile_transformer_2_6b.md" | grep -q 'has 3.41 billion parameters.*Ours has 2.57 billion' || echo 'not found')"
 wrong 'pages: no runs' '^error: nowhere: there is no such folder' "$reference" nowhere
 wrong 'pages: none of the runs' '^error: empty: has none of the runs bert_two_layers' "$reference" empty --pages "$pages"
@@ -324,8 +339,9 @@ says 'sh: the commands are shown, the pages written' 'wrote results/profile_bert
     'wrote results/profile_transformer_2_6b.md' 'wrote results/profile_recommenders.md' './train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i out/profile_reference/sentences.bin --optimizer lamb --dropout 0.1 --short-sequences 0 -s 0 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/bert_two_layers' \
     'build/bf16/train_dlrmcu -e published --tables 26 --rows 101250 --samples 4000000 --held-out 32768 -b 32768 -l 0.1 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/dlrm'
 kept=$(cd "$tree/out/profile_reference/gpt2_124m" && echo *)
-verdict 'sh: only profile and log are kept' "$([ "$kept" = 'log.jsonl profile' ] || echo "$kept")"
-verdict 'sh: the commit is named' "$(lacks "$tree/results/profile_gpt2_124m.md" '| commit | all | 7654321 |')"
+[ "$kept" = 'log.jsonl profile' ] && why= || why=$kept
+why+=$(lacks "$tree/results/profile_gpt2_124m.md" '| commit | all | 7654321 |')
+verdict 'sh: only profile and log are kept, the commit is named' "$why"
 BROKEN=gpt2_124m reference_sh --out other_out --pages results
 verdict 'sh: a failed run is reported, the others continue' "$(ended_with 1)$(lacks "$work/stdout" 'FAIL gpt2_124m: no profile; the end of other_out/gpt2_124m.log:' 'error: broken on purpose' \
     'left out: other_out has no gpt2_124m' 'wrote results/profile_bert_two_layers.md')"
