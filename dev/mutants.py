@@ -87,7 +87,6 @@ TESTS = {
     "scripts": (["train_gpt2", "train_bert"] + DATA, ["bash", "-c", '"${PYTHON:-python3}" dev/test/scripts.py ./train_gpt2 ./train_bert']),
     "sweep": (["train_gpt2"] + DATA, ["bash", "dev/test/sweep.sh", "./train_gpt2"]),
     "exam": (["train_bert", "use_bert", "data/builtin/bert/train.bin"] + DATA, ["bash", "dev/test/exam.sh", "./train_bert"]),
-    "model_dir": (["train_gpt2", "use_gpt2", "train_bert", "use_bert", "finetune_bert"] + DATA, ["bash", "dev/test/model_dir.sh", "./train_gpt2", "./train_bert"]),
     "flags": (["train_gpt2"] + DATA, ["bash", "dev/test/flags.sh", "./train_gpt2"]),
     "tasks": (["finetune_bert", "train_bert"] + DATA, ["bash", "dev/test/tasks.sh", "./finetune_bert"]),
     "resume": (["train_gpt2"] + DATA, ["bash", "dev/test/resume.sh", "./train_gpt2"]),

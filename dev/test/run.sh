@@ -148,7 +148,6 @@ if "${PYTHON:-python3}" -c 'import numpy, tokenizers' 2>/dev/null; then
 else skip check_embed "${PYTHON:-python3} has no numpy and tokenizers (pip install them)"; fi
 run losses_bert bash dev/test/losses.sh "$bert"
 [ "${build##*/}" = san ] || run exam bash dev/test/exam.sh "$bert"
-run model_dir bash dev/test/model_dir.sh "$gpt2" "$bert"
 run flags_bert bash dev/test/flags.sh "$bert"
 run flags_use_bert bash dev/test/flags.sh "$use_bert"
 run flags_tune bash dev/test/flags.sh "$tune"
