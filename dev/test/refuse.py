@@ -7,9 +7,9 @@ A row is "FLAGS | STATUS PATTERN [| SOURCE: EDIT; EDIT]" (the form of FLAGS: dev
 with STATUS and with one line on stderr, "error: ...", that matches PATTERN, and create or change no file. STATUS 0: it
 must run without a warning, and each PATTERN, with " && " between them, hold: its output matches; "@FILE PATTERN": that
 file does; "again" or "other": its losses are those, or not those, of the last row with STATUS 0 and without "again". A
-PATTERN "^warning: ..." allows for warnings. With a third field the row's `changed` is a copy of SOURCE with these edits
-(dev/test/edit.py). The PATTERN "same" stands for that of the row before. "make NAME = RUNS" makes a model, or a run to resume, that rows may name;
-"make NAME = SOURCE: EDIT; EDIT" a changed copy.
+PATTERN "^warning: ..." allows for warnings, and "unchanged" for no new file. With a third field the row's `changed` is
+a copy of SOURCE with these edits (dev/test/edit.py). The PATTERN "same" stands for that of the row before. "make NAME =
+RUNS" makes a model, or a run to resume, that rows may name; "make NAME = SOURCE: EDIT; EDIT" a changed copy.
 
 Of each flag of each program, the group `generated` has these: no value, given twice, no number or choice, below
 its least value, above its most, hexadecimal, empty. Ends with `N passed, N failed, N skipped`; exit status 1 if one
@@ -69,7 +69,7 @@ def wrong_run(runs, result, patterns):
         if pattern in ("again", "other"):
             if not losses or (losses == before) != (pattern == "again"):
                 return f"losses {losses} after {before}, which must be {pattern}"
-        elif not re.search(pattern, text, re.M):
+        elif pattern != "unchanged" and not re.search(pattern, text, re.M):
             return f"'{text[-300:]}' does not match '{pattern}'"
     return ""
 
@@ -95,7 +95,7 @@ def refusal(runs, cases, name, run, status, pattern, again):
     before = listing(runs.files, status)
     result = runs.start(words, runs.files)
     why = wrong_line(runs, result, status, pattern)
-    if status != 0 and before != listing(runs.files, status):
+    if (status != 0 or "unchanged" in pattern) and before != listing(runs.files, status):
         why = why or "files were created or changed"
     shutil.rmtree(os.path.join(runs.files, "new"), ignore_errors=True)
     cases.case("FAIL" if why else "ok", name, f"{why}\n     {shlex.join(words)}\n     {again}" if why else "")
