@@ -9,7 +9,8 @@
  * A reader must take an input, and what it makes of it must be sound, or refuse it: with a documented exit status,
  * after lines that begin with "warning: " and one that begins with "error: ", leaving the files of a run as they were.
  * All else is a failure: a signal, a sanitizer's report, an internal check, a file left open, more memory than such a
- * file can need, or five seconds. A child process reads many inputs, because a fork takes longer than most readers do. */
+ * file can need, or five seconds. A child process reads many inputs, because a fork takes
+ * longer than most readers do. */
 #include "fuzz.h"
 
 #include "fuzz_readers.h"
