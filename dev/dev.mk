@@ -18,7 +18,7 @@ $(addprefix $(B)/test_,gpt2 bert gpt2_double bert_double run profile llmc_files)
 $(addprefix $(G)/,$(GPU_PROGRAMS) test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu): $(PAGES)
 
 # They use a part of a trainer's source.
-$(B)/test_bert $(B)/test_bert_double $(B)/fuzz_gpt2.o $(B)/fuzz_bert.o: WARN += -Wno-unused-function
+$(B)/test_bert $(B)/test_bert_double $(B)/fuzz_of_gpt2.o $(B)/fuzz_of_bert.o: WARN += -Wno-unused-function
 
 $(addprefix $(G)/,$(GPU_PROGRAMS) test_gpt2cu test_bertcu): $(G)/%cu: %.cu Makefile dev/dev.mk $(G)/command
 	$(NVCC) $(NVFLAGS) $(COMMIT) -MF $@.d $< -o $@ $(NVLIBS)
@@ -107,10 +107,12 @@ $(B)/test_prefetch_tsan: dev/test/prefetch.c Makefile dev/dev.mk $(B)/command
 	$(CC) -x c -std=c11 $(CPP) -O1 -g -fsanitize=thread $(WARN) -Wno-unknown-pragmas $< -o $@ $(LIBS)
 
 # Either trainer's readers are a source of their own. Mutated inputs need no speed.
-$(B)/fuzz.o $(B)/fuzz_gpt2.o $(B)/fuzz_bert.o: $(B)/%.o: dev/test/%.c Makefile dev/dev.mk $(B)/command $(PAGES)
-	$(COMPILE) -O1 -c $< -o $@
+$(B)/fuzz.o: dev/test/fuzz.c
+$(B)/fuzz_of_gpt2.o $(B)/fuzz_of_bert.o: dev/test/fuzz_trainer.c
+$(B)/fuzz.o $(B)/fuzz_of_gpt2.o $(B)/fuzz_of_bert.o: $(B)/%.o: Makefile dev/dev.mk $(B)/command $(PAGES)
+	$(COMPILE) -O1 -DBUILD_$* -c $(filter dev/test/%.c,$^) -o $@
 
-$(B)/test_fuzz: $(B)/fuzz.o $(B)/fuzz_gpt2.o $(B)/fuzz_bert.o
+$(B)/test_fuzz: $(B)/fuzz.o $(B)/fuzz_of_gpt2.o $(B)/fuzz_of_bert.o
 	$(CC) $(CFLAGS) $^ -o $@ $(LIBS)
 
 $(B)/test_%: dev/test/%.c Makefile dev/dev.mk $(B)/command

@@ -26,54 +26,6 @@
 #define CASE_DIR "case"
 enum { FUZZ_V = 40, FUZZ_T = 8, TASK_T = 16, TASK_LABELS = 3 };
 
-// ---------------------------------------------------------------------------------------------------------
-// Inputs on the disk
-
-static void case_write(const Case* c, const char* directory) {
-    for (int i = 0; i < c->count; i++) {
-        char* path = xprintf("%s/%s", directory, c->file[i].name);
-        char* slash = strrchr(path, '/');
-        *slash = '\0';
-        make_directories(path);
-        *slash = '/';
-        FILE* file = fopen(path, "wb");
-        if (!file || fwrite(c->file[i].bytes.text, 1, c->file[i].bytes.length, file) != c->file[i].bytes.length ||
-            fclose(file) != 0)
-            fuzz_broken("%s: %s", path, strerror(errno));
-        free(path);
-    }
-}
-
-// Add what `directory` holds, and its directories hold, in the order of names; names begin after `prefix` bytes.
-static void case_read(Case* c, const char* directory, size_t prefix) {
-    struct dirent** entries = NULL;
-    int n = scandir(directory, &entries, NULL, alphasort);
-    for (int i = 0; i < n; i++) {
-        char* path = xprintf("%s/%s", directory, entries[i]->d_name);
-        size_t length;
-        if (is_directory(path)) {
-            if (entries[i]->d_name[0] != '.') case_read(c, path, prefix);
-        } else {
-            char* bytes = read_file(path, SIZE_MAX, &length, FAILED);
-            case_add(c, path + prefix, bytes, length);
-            free(bytes);
-        }
-        free(path), free(entries[i]);
-    }
-    free(entries);
-}
-
-// The words of a file as argv, behind the program's name (caller frees none of it).
-static char** words_read(const char* path, int* argc) {
-    enum { MOST = 1 << 17 };
-    char *rest = read_file(path, SIZE_MAX, NULL, USAGE), **argv = (char**)xcalloc(MOST, sizeof *argv);
-    argv[0] = xprintf("fuzz");
-    *argc = 1;
-    while (rest && *argc < MOST - 1) argv[(*argc)++] = strsep(&rest, " \n");
-    if (*argv[*argc - 1] == '\0') argv[--*argc] = NULL;  // behind the last line break
-    return argv;
-}
-
 // A text that ends where the file ends, without a NUL, so that a sanitizer sees what is read behind it.
 static char* read_exactly(const char* path, size_t* n) {
     char *text = read_file(path, SIZE_MAX, n, USAGE), *exact = (char*)xmalloc(*n);
@@ -83,18 +35,17 @@ static char* read_exactly(const char* path, size_t* n) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// JSON, the log
+// JSON, the log, weights
 
 static void json_walk(const JsonNode* node, int depth) {
     size_t count = 0;
-    if (depth > JSON_MAX_DEPTH) fuzz_broken("%d levels deep", depth);
+    CHECK(depth <= JSON_MAX_DEPTH);
     if (node->type != JSON_ARRAY && node->type != JSON_OBJECT) return;
     for (const JsonNode* m = node->first; m; m = m->next, count++) {
-        if (m->key && strlen(m->key) == m->key_length && json_get(node, m->key) != m)
-            fuzz_broken("the key %s is another's", m->key);
+        CHECK(!m->key || strlen(m->key) != m->key_length || json_get(node, m->key) == m);
         json_walk(m, depth + 1);
     }
-    if (count != node->count) fuzz_broken("%zu children of %zu", count, node->count);
+    CHECK(count == node->count);
 }
 
 static void json_read(void) {
@@ -110,29 +61,29 @@ static void json_read(void) {
 
 static void log_read(void) {
     Log log;
-    int argc;
-    char** step = words_read(CASE_DIR "/step.txt", &argc);
-    int64_t last = argc > 1 ? strtoll(step[1], NULL, 10) : 0;
+    char* step = read_file(CASE_DIR "/step.txt", SIZE_MAX, NULL, USAGE);
+    int64_t last = strtoll(step, NULL, 10);
+    free(step);
     if (last < 0) die(USAGE, "no step");
     log_open(&log, CASE_DIR, last);
     log_write_svg(&log, "<fuzz> & \xff");
-    if (log.train.count > 1 && log.train.step[log.train.count - 1] > last) fuzz_broken("a loss behind the last step");
+    CHECK(log.train.count < 2 || log.train.step[log.train.count - 1] <= last);
     log_close(&log);
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// Weights
+static uint64_t size_of(const char* path) {
+    struct stat info;
+    CHECK(stat(path, &info) == 0);
+    return (uint64_t)info.st_size;
+}
 
 static void safetensors_read(void) {
     SafeTensors file;
-    struct stat info;
     safetensors_open(&file, CASE_DIR "/input.safetensors");
-    if (stat(CASE_DIR "/input.safetensors", &info) != 0) fuzz_broken("the file is gone");
     for (int i = 0; i < file.count; i++) {
         const SafeTensor* t = &file.tensors[i];
-        if (t->end > (uint64_t)info.st_size || t->begin > t->end ||
-            t->end - t->begin != t->elements * (uint64_t)t->element_size || !safetensors_find(&file, t->name))
-            fuzz_broken("%s is at %llu", t->name, (unsigned long long)t->begin);
+        CHECK(t->end <= size_of(CASE_DIR "/input.safetensors") && t->begin <= t->end);
+        CHECK(t->end - t->begin == t->elements * (uint64_t)t->element_size && safetensors_find(&file, t->name));
         if ((t->dtype[0] != 'F' && strcmp(t->dtype, "BF16") != 0) || t->element_size == 1) continue;
         real* values = (real*)xmalloc((size_t)t->elements * sizeof(real));
         safetensors_read_real(t, 0, (size_t)t->elements, values);
@@ -143,13 +94,10 @@ static void safetensors_read(void) {
 
 static void llmc_read(void) {
     LlmcWeights w;
-    struct stat info;
     llmc_weights_open(&w, CASE_DIR "/input.bin");
-    if (stat(CASE_DIR "/input.bin", &info) != 0) fuzz_broken("the file is gone");
-    for (int k = 0; k < LLMC_KINDS; k++) {
-        uint64_t end = w.kind[k].begin + w.kind[k].bytes * (uint64_t)(w.kind[k].in_layers ? w.L : 1);
-        if (end > (uint64_t)info.st_size) fuzz_broken("kind %d ends at %llu", k, (unsigned long long)end);
-    }
+    for (int k = 0; k < LLMC_KINDS; k++)
+        CHECK(w.kind[k].begin + w.kind[k].bytes * (uint64_t)(w.kind[k].in_layers ? w.L : 1) <=
+              size_of(CASE_DIR "/input.bin"));
     llmc_weights_close(&w);
 }
 
@@ -169,8 +117,7 @@ static void shards_read_case(void) {
     for (uint64_t i = 0; i < batch_lm_windows(&b) + 2 && i < 64 && !error.message; i += B) {
         batch_lm_read(&b, i, inputs, targets, &error);
         for (int k = 0; k < N && !error.message; k++)
-            if (inputs[k] < 0 || inputs[k] >= FUZZ_V || targets[k] < -1 || targets[k] >= FUZZ_V)
-                fuzz_broken("tokens %d and %d of %d", inputs[k], targets[k], FUZZ_V);
+            CHECK(inputs[k] >= 0 && inputs[k] < FUZZ_V && targets[k] >= -1 && targets[k] < FUZZ_V);
         documents_find(&documents, inputs, B, FUZZ_T, FUZZ_V - 1);
     }
     shards_fingerprint(&s);
@@ -191,10 +138,9 @@ static void sentences_read_case(void) {
         for (uint64_t i = 0; i < 2 * mlm_sequences(&data) && i < 32 && !error.message; i += B) {
             mlm_batch_read(&b, &data, i, B, &error);
             for (int row = 0; row < b.rows && !error.message; row++)
-                if (b.tokens[row] < 0 || b.tokens[row] >= data.text.vocabulary.V || b.position[row] >= T)
-                    fuzz_broken("row %d: token %d of %d", row, b.tokens[row], data.text.vocabulary.V);
+                CHECK(b.tokens[row] >= 0 && b.tokens[row] < data.text.vocabulary.V && b.position[row] < T);
             for (int m = 0; m < b.masked && !error.message; m++)
-                if (b.masked_rows[m] < 0 || b.masked_rows[m] >= b.rows) fuzz_broken("mask %d of %d rows", m, b.rows);
+                CHECK(b.masked_rows[m] >= 0 && b.masked_rows[m] < b.rows);
         }
         mlm_batch_free(&b);
         mlm_close(&data);
@@ -208,10 +154,9 @@ static void multiple_choice_read_case(void) {
     for (int i = 0; i < c.count; i++) {
         MultipleChoiceExample e = multiple_choice_example(&c, i);
         MultipleChoiceText text = e.context;
-        if (e.label >= e.endings) fuzz_broken("example %d: ending %d of %d", i, e.label, e.endings);
+        CHECK(e.label < e.endings);
         for (int ending = 0; ending <= e.endings; ending++) {
-            for (int k = 0; k < text.length; k++)
-                if (text.tokens[k] >= FUZZ_V) fuzz_broken("token %d of %d", text.tokens[k], FUZZ_V);
+            for (int k = 0; k < text.length; k++) CHECK(text.tokens[k] < FUZZ_V);
             if (ending < e.endings) text = multiple_choice_next(text);
         }
     }
@@ -229,14 +174,13 @@ static void bpe_read(void) {
     if (tokenizer_open(&t, CASE_DIR) != 0) die(USAGE, "no tokenizer");
     for (int id = -1; id <= min_int(t.size, 4096); id++) {
         const char* bytes = tokenizer_decode(&t, id, &n);
-        if (bytes && (id < 0 || id >= t.size || bytes < t.bytes.text || bytes + n > t.bytes.text + t.bytes.length))
-            fuzz_broken("token %d has %zu bytes", id, n);
+        if (bytes) CHECK(id >= 0 && id < t.size);
+        if (bytes) CHECK(bytes >= t.bytes.text && bytes + n <= t.bytes.text + t.bytes.length);
     }
     if (!file_exists(CASE_DIR "/gpt2_tokenizer.bin") && bpe_open(&b, CASE_DIR) == 0) {
         char* text = read_exactly(CASE_DIR "/text.txt", &n);
         size_t count = bpe_encode(&ids, &b, text, n, AS_TOKEN);
-        for (size_t i = 0; i < count; i++)
-            if (!tokenizer_decode(&t, ids[i], &length)) fuzz_broken("token %d of %d", ids[i], t.size);
+        for (size_t i = 0; i < count; i++) CHECK(tokenizer_decode(&t, ids[i], &length));
         free(text), free(ids);
         bpe_free(&b);
     }
@@ -256,8 +200,7 @@ static void wordpiece_read(void) {
     Text decoded = {NULL, 0, 0};
     char* text = read_exactly(CASE_DIR "/text.txt", &n);
     wordpiece_encode(&ids, &w, text, n);
-    for (size_t i = 0; i < ids.count; i++)
-        if (ids.id[i] < 0 || ids.id[i] >= w.size) fuzz_broken("token %d of %d", ids.id[i], w.size);
+    for (size_t i = 0; i < ids.count; i++) CHECK(ids.id[i] >= 0 && ids.id[i] < w.size);
     wordpiece_decode(&decoded, &w, ids.id, ids.count);
     free(text), free(ids.id), free(decoded.text);
     wordpiece_free(&w);
@@ -271,11 +214,9 @@ static void examples_check(const Examples* e, const WordPiece* w, int least) {
     for (int i = 0; i < e->count; i++) {
         const int *label = e->label + 2 * i, *tokens = e->tokens + e->begin[i];
         int n = examples_length(e, i), most = e->targets == 1 ? TASK_LABELS : n;
-        if (n < 2 || n > TASK_T || e->second[i] < 1 || e->second[i] > n) fuzz_broken("example %d: %d tokens", i, n);
-        for (int k = 0; k < n; k++)
-            if (tokens[k] < 0 || tokens[k] >= w->size) fuzz_broken("token %d of %d", tokens[k], w->size);
-        for (int k = 0; k < e->targets; k++)
-            if (label[k] < least || label[k] >= most) fuzz_broken("example %d is labelled %d", i, label[k]);
+        CHECK(n >= 2 && n <= TASK_T && e->second[i] >= 1 && e->second[i] <= n);
+        for (int k = 0; k < n; k++) CHECK(tokens[k] >= 0 && tokens[k] < w->size);
+        for (int k = 0; k < e->targets; k++) CHECK(label[k] >= least && label[k] < most);
     }
 }
 
@@ -309,8 +250,7 @@ static void squad_read_case(void) {
         for (int k = 0; k < 2 * TASK_T; k++) logits[k] = (real)(k * 7 % 13);
         for (int i = 0; i < e.count; i++) squad_take(&s, &e, i, logits, 2);
         SquadShare all = squad_score(&s).all;
-        if (!(all.exact >= 0 && all.exact <= 100 && all.f1 >= 0 && all.f1 <= 100))
-            fuzz_broken("scores %g and %g", all.exact, all.f1);
+        CHECK(all.exact >= 0 && all.exact <= 100 && all.f1 >= 0 && all.f1 <= 100);
         squad_write(&s, "answers.json");
         json_load(&answers, "answers.json", SIZE_MAX);
         json_free(&answers);
@@ -323,63 +263,28 @@ static void squad_read_case(void) {
 // Flags, models and runs, as the trainers read them
 
 // Either trainer's file, "gpt2..." or "bert...", whichever the input has.
-static const FuzzTrainer* case_trainer(const char* name, char path[64]) {
-    snprintf(path, 64, CASE_DIR "/gpt2%s", name);
-    if (file_exists(path)) return &FUZZ_GPT2;
-    snprintf(path, 64, CASE_DIR "/bert%s", name);
-    if (!file_exists(path)) die(USAGE, "no file");
-    return &FUZZ_BERT;
+static void trainer_read(FuzzReader reader, const char* suffix) {
+    for (int is_bert = 0; is_bert < 2; is_bert++) {
+        char* path = xprintf(CASE_DIR "/%s%s", is_bert ? "bert" : "gpt2", suffix);
+        if (file_exists(path)) {
+            (is_bert ? FUZZ_BERT : FUZZ_GPT2)[reader](path);
+            return;
+        }
+        free(path);
+    }
+    die(USAGE, "no file");
 }
 
-static void command_line_read(void) {
-    char path[64];
-    int argc;
-    const FuzzTrainer* trainer = case_trainer(".txt", path);
-    char** argv = words_read(path, &argc);
-    trainer->command_line(argc, argv);
-}
-
-static void descriptor_read(void) {
-    char path[64];
-    const FuzzTrainer* trainer = case_trainer(".txt", path);
-    trainer->descriptor(read_file(path, SIZE_MAX, NULL, USAGE));
-}
-
-static void config_read_case(void) {
-    char path[64];
-    const FuzzTrainer* trainer = case_trainer(".json", path);
-    trainer->config(path);
-}
-
-// Let a trainer run by these flags, which are separated by spaces.
-static void trainer_run(void (*run)(int argc, char** argv), const char* flags) {
-    char *text = xprintf("fuzz %s", flags), *argv[64], *rest = text;
-    int argc = 0;
-    for (char* word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) argv[argc++] = word;
-    argv[argc] = NULL;
-    run(argc, argv);
-    free(text);
-}
-
-#define GPT2_DATA "-i corpus/shards/uint16/input.bin -j corpus/shards/uint16/input.bin -t 8 -b 1 --threads 1 -m 1 "
-#define BERT_DATA                                                                                                      \
-    "-i corpus/sentences/uint16/input.bin -j corpus/sentences/uint16/input.bin -t 8 -b 1 --threads 1 -m 1 "
-// A resumed run has the model too: where no checkpoint is complete, it starts a new run with this one.
-#define TINY "-e L=1,C=4,NH=2,T=8,V=40 "
-
-static void model_read(void) {
-    char path[64];
-    const FuzzTrainer* trainer = case_trainer("", path);
-    if (trainer == &FUZZ_BERT) trainer_run(trainer->evaluate, BERT_DATA "-o out --evaluate 1 -e " CASE_DIR "/bert");
-    else if (file_exists(CASE_DIR "/gpt2/model.bin"))
-        trainer_run(trainer->evaluate, GPT2_DATA "-o out --evaluate 1 -e " CASE_DIR "/gpt2/model.bin");
-    else trainer_run(trainer->evaluate, GPT2_DATA "-o out --evaluate 1 -e " CASE_DIR "/gpt2");
-}
+static void command_line_read(void) { trainer_read(FUZZ_COMMAND_LINE, ".txt"); }
+static void descriptor_read(void) { trainer_read(FUZZ_DESCRIPTOR, ".txt"); }
+static void config_read_case(void) { trainer_read(FUZZ_CONFIG, ".json"); }
+static void model_read(void) { trainer_read(FUZZ_MODEL, ""); }
+static void checkpoint_read(void) { trainer_read(FUZZ_RUN, ""); }
 
 // What a run of two steps leaves in case/gpt2 or case/bert.
-static void checkpoint_make(int is_bert) {
-    if (is_bert) trainer_run(FUZZ_BERT.train, BERT_DATA TINY "-o " CASE_DIR "/bert -x 4 -n 1 -nk 0");
-    else trainer_run(FUZZ_GPT2.train, GPT2_DATA TINY "-o " CASE_DIR "/gpt2 -x 4 -n 1 -nk 0");
+static void checkpoint_make(void* is_bert) {
+    if (*(int*)is_bert) FUZZ_BERT[FUZZ_MAKE](CASE_DIR "/bert");
+    else FUZZ_GPT2[FUZZ_MAKE](CASE_DIR "/gpt2");
 }
 
 // Manifests vouch for what the mutations left.
@@ -392,43 +297,36 @@ static void checkpoint_seal(void) {
     }
 }
 
-static void checkpoint_read(void) {
-    char path[64];
-    if (case_trainer("", path) == &FUZZ_BERT) trainer_run(FUZZ_BERT.train, BERT_DATA TINY "-y 1 -o " CASE_DIR "/bert");
-    else trainer_run(FUZZ_GPT2.train, GPT2_DATA TINY "-y 1 -o " CASE_DIR "/gpt2");
-}
-
 // ---------------------------------------------------------------------------------------------------------
 
 typedef struct {
     const char* name;
     int share;    // of all inputs, in thousandths
-    int batch;    // inputs of a process
     int is_run;   // it may find NaN, and keeps its lock to its end; when it is refused its directory stays as it is
     size_t most;  // bytes that may be asked for at once; 0: any number
     void (*read)(void);
-    void (*make)(int which);  // makes valid input 0 or 1 in case/; NULL: they are those of the corpus
-    void (*seal)(void);       // corrects checksums in case/; NULL: there are none
+    void (*make)(void* which);  // makes valid input 0 or 1 in case/; NULL: they are those of the corpus
+    void (*seal)(void);         // corrects checksums in case/; NULL: there are none
 } Reader;
 
 // clang-format off
 static const Reader READERS[] = {
-    {"json",         120, 1000, 0, (size_t)16 << 20, json_read,                 NULL,            NULL},
-    {"log",           50,  500, 0, (size_t)64 << 20, log_read,                  NULL,            NULL},
-    {"command_line",  80,  100, 0, 0,                command_line_read,         NULL,            NULL},
-    {"descriptor",    30,  500, 0, (size_t)16 << 20, descriptor_read,           NULL,            NULL},
-    {"safetensors",  120,  500, 0, (size_t)16 << 20, safetensors_read,          NULL,            NULL},
-    {"llmc",          30, 1000, 0, (size_t)16 << 20, llmc_read,                 NULL,            NULL},
-    {"bpe",          120,  200, 0, (size_t)1 << 30,  bpe_read,                  NULL,            NULL},
-    {"wordpiece",     30,  500, 0, (size_t)64 << 20, wordpiece_read,            NULL,            NULL},
-    {"shards",        50,  500, 0, (size_t)16 << 20, shards_read_case,          NULL,            NULL},
-    {"sentences",     50,  500, 0, (size_t)64 << 20, sentences_read_case,       NULL,            NULL},
-    {"choices",       40,  500, 0, (size_t)64 << 20, multiple_choice_read_case, NULL,            NULL},
-    {"labelled",      60,  500, 0, (size_t)64 << 20, labelled_read_case,        NULL,            NULL},
-    {"squad",         40,  500, 0, (size_t)64 << 20, squad_read_case,           NULL,            NULL},
-    {"config",        60,  500, 0, (size_t)16 << 20, config_read_case,          NULL,            NULL},
-    {"model",         30,   50, 1, 0,                model_read,                NULL,            NULL},
-    {"checkpoint",    40,   50, 1, 0,                checkpoint_read,           checkpoint_make, checkpoint_seal},
+    {"json",         120, 0, (size_t)16 << 20, json_read,                 NULL,            NULL},
+    {"log",           50, 0, (size_t)64 << 20, log_read,                  NULL,            NULL},
+    {"command_line",  80, 0, 0,                command_line_read,         NULL,            NULL},
+    {"descriptor",    30, 0, (size_t)16 << 20, descriptor_read,           NULL,            NULL},
+    {"safetensors",  120, 0, (size_t)16 << 20, safetensors_read,          NULL,            NULL},
+    {"llmc",          30, 0, (size_t)16 << 20, llmc_read,                 NULL,            NULL},
+    {"bpe",          120, 0, (size_t)1 << 30,  bpe_read,                  NULL,            NULL},
+    {"wordpiece",     30, 0, (size_t)64 << 20, wordpiece_read,            NULL,            NULL},
+    {"shards",        50, 0, (size_t)16 << 20, shards_read_case,          NULL,            NULL},
+    {"sentences",     50, 0, (size_t)64 << 20, sentences_read_case,       NULL,            NULL},
+    {"choices",       40, 0, (size_t)64 << 20, multiple_choice_read_case, NULL,            NULL},
+    {"labelled",      60, 0, (size_t)64 << 20, labelled_read_case,        NULL,            NULL},
+    {"squad",         40, 0, (size_t)64 << 20, squad_read_case,           NULL,            NULL},
+    {"config",        60, 0, (size_t)16 << 20, config_read_case,          NULL,            NULL},
+    {"model",         30, 1, 0,                model_read,                NULL,            NULL},
+    {"checkpoint",    40, 1, 0,                checkpoint_read,           checkpoint_make, checkpoint_seal},
 };
 // clang-format on
 

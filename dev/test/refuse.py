@@ -5,24 +5,39 @@
 
 A row is "FLAGS | STATUS PATTERN [| SOURCE: EDIT; EDIT]" (the form of FLAGS: dev/test/runs.py). The program must end
 with STATUS and with one line on stderr, "error: ...", that matches PATTERN, and create or change no file. STATUS 0: it
-must run. With a third field the row's `changed` is a copy of SOURCE with these edits (dev/test/edit.py). The PATTERN
-"same" stands for that of the row before. "make NAME = RUNS" makes a model, or a run to resume, that rows may name.
+must run without a warning, and each PATTERN, with " && " between them, hold: its output matches; "@FILE PATTERN": that
+file does; "again" or "other": its losses are those, or not those, of the last row with STATUS 0 and without "again". A
+PATTERN "^warning: ..." allows for warnings, and "unchanged" for no new file. With a third field the row's `changed` is
+a copy of SOURCE with these edits (dev/test/edit.py). The PATTERN "same" stands for that of the row before. "make NAME =
+RUNS" makes a model, or a run to resume, that rows may name; "make NAME = SOURCE: EDIT; EDIT" a changed copy.
 
 Of each flag of each program, the group `generated` has these: no value, given twice, no number or choice, below
 its least value, above its most, hexadecimal, empty. Ends with `N passed, N failed, N skipped`; exit status 1 if one
 failed.
 """
 
+import concurrent.futures
 import os
 import re
 import shlex
 import shutil
 import sys
+import threading
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from edit import edit  # noqa: E402
-from runs import PROGRAMS, Cases, Runs, put_shard, read_table  # noqa: E402
+from runs import Cases, Runs, put_shard, read_table  # noqa: E402
+
+
+class SharedCases(Cases):
+    """Counted by several threads."""
+
+    lock = threading.Lock()
+
+    def case(self, kind, name, why=""):
+        with self.lock:
+            super().case(kind, name, why)
 
 
 def listing(folder, status):
@@ -38,12 +53,33 @@ def listing(folder, status):
     return found
 
 
-def wrong_line(result, status, pattern):
+def wrong_run(runs, result, patterns):
+    """Why a run that is accepted is not what PATTERNS say, or nothing."""
+    losses = re.findall(r"loss [0-9.a-z-]+", result.stdout)
+    before, patterns = getattr(runs, "losses", []), patterns.split(" && ")
+    if "warning: " in result.stderr and not any(p.startswith("^warning") for p in patterns):
+        return f"it says {result.stderr.strip()}"
+    if "again" not in patterns:
+        runs.losses = losses
+    for pattern in patterns:
+        text, at = result.stdout + result.stderr, re.match(r"@(\S+) (.*)", pattern)
+        if at:
+            with open(os.path.join(runs.files, at[1]), encoding="latin-1") as f:
+                text, pattern = f.read(), at[2]
+        if pattern in ("again", "other"):
+            if not losses or (losses == before) != (pattern == "again"):
+                return f"losses {losses} after {before}, which must be {pattern}"
+        elif pattern != "unchanged" and not re.search(pattern, text, re.M):
+            return f"'{text[-300:]}' does not match '{pattern}'"
+    return ""
+
+
+def wrong_line(runs, result, status, pattern):
     """Why a refusal is not STATUS and one line that matches PATTERN, or nothing."""
     why = result.wrong(status)
     found = result.stderr.rstrip("\n").split("\n")
     if why or status == 0:
-        return why
+        return why or wrong_run(runs, result, pattern)
     if len(found) != 1 or not found[0].startswith("error: "):
         return f"stderr is not one line that begins with 'error:': {found[-3:]}"
     return "" if re.search(pattern, found[0]) else f"'{found[0]}' does not match '{pattern}'"
@@ -58,8 +94,8 @@ def refusal(runs, cases, name, run, status, pattern, again):
     words += [] if re.search(r"(^| )(-o|--output)", run) else ["-o", "new"]
     before = listing(runs.files, status)
     result = runs.start(words, runs.files)
-    why = wrong_line(result, status, pattern)
-    if status != 0 and before != listing(runs.files, status):
+    why = wrong_line(runs, result, status, pattern)
+    if (status != 0 or "unchanged" in pattern) and before != listing(runs.files, status):
         why = why or "files were created or changed"
     shutil.rmtree(os.path.join(runs.files, "new"), ignore_errors=True)
     cases.case("FAIL" if why else "ok", name, f"{why}\n     {shlex.join(words)}\n     {again}" if why else "")
@@ -147,41 +183,58 @@ def put_files(runs):
             f.write(n.to_bytes(2, "little"))
 
 
+def put_changed(runs, name, field):
+    """A copy of files with edits: FIELD is "SOURCE: EDIT; EDIT"."""
+    source, _, commands = field.partition(":")
+    shutil.copytree(os.path.join(runs.files, source), os.path.join(runs.files, name), symlinks=True)
+    for command in commands.split("; "):
+        edit(os.path.join(runs.files, name), *shlex.split(command))
+
+
+def run_rows(runs, cases, rows, only, again):
+    last = ""
+    for line, text in rows:
+        if text.startswith("make "):
+            name, made = (part.strip() for part in text[5:].split("=", 1))
+            why = put_changed(runs, name, made) if re.match(r"\w+:", made) else runs.make(name, made)
+            if why:
+                cases.case("FAIL", f"the model {name}", why)
+            continue
+        run, expected, *edits = (part.strip() for part in text.split(" | "))
+        status, _, pattern = expected.partition(" ")
+        pattern = last = last if pattern == "same" else pattern
+        if only not in ("", line):
+            continue
+        shutil.rmtree(os.path.join(runs.files, "changed"), ignore_errors=True)
+        for field in edits:
+            put_changed(runs, "changed", field)
+        refusal(runs, cases, line, run, int(status), pattern, again + shlex.quote(line))
+
+
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    runs, cases = Runs(sys.argv[1]), Cases()
-    group_only, only = (sys.argv[2:] + ["", ""])[:2]
-    again = lambda group: f"{sys.argv[0]} {sys.argv[1]} {group} "
-    try:
-        put_files(runs)
-        last = ""
-        for group, line, text in read_table("refuse.txt", runs.trainer):
-            if group_only not in ("", group):
-                continue
-            if text.startswith("make "):
-                name, made = (part.strip() for part in text[5:].split("=", 1))
-                why = runs.make(name, made)
-                if why:
-                    cases.case("FAIL", f"the model {name}", why)
-                continue
-            run, expected, *edits = (part.strip() for part in text.split(" | "))
-            status, _, pattern = expected.partition(" ")
-            pattern = last = last if pattern == "same" else pattern
-            if only not in ("", line):
-                continue
-            shutil.rmtree(os.path.join(runs.files, "changed"), ignore_errors=True)
-            for field in edits:
-                source, _, commands = field.partition(":")
-                shutil.copytree(os.path.join(runs.files, source), os.path.join(runs.files, "changed"), symlinks=True)
-                for command in commands.split("; "):
-                    edit(os.path.join(runs.files, "changed"), *shlex.split(command))
-            refusal(runs, cases, line, run, int(status), pattern, again(group) + shlex.quote(line))
-        if group_only in ("", "generated"):
-            for which in ["", "use"] + ["tune"] * (runs.trainer == "bert"):
-                generated(runs, cases, which, only, again("generated"))
-    finally:
-        runs.remove()
+    cases, (group_only, only) = SharedCases(), (sys.argv[2:] + ["", ""])[:2]
+    trainer = "bert" if "bert" in os.path.basename(sys.argv[1]) else "gpt2"
+    groups = {}
+    for group, line, text in read_table("refuse.txt", trainer):
+        groups.setdefault(group, []).append((line, text))
+
+    def run_group(group):
+        runs, again = Runs(sys.argv[1]), f"{sys.argv[0]} {sys.argv[1]} {group} "
+        try:
+            put_files(runs)
+            if group in groups:
+                run_rows(runs, cases, groups[group], only, again)
+            else:
+                generated(runs, cases, group.partition(" ")[2], only, again)
+        finally:
+            runs.remove()
+
+    names = ["generated", "generated use"] + ["generated tune"] * (trainer == "bert") + list(groups)
+    chosen = [name for name in names if group_only in ("", name)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:  # each group has files of its own
+        list(pool.map(run_group, chosen))
     return cases.finish()
 
 
