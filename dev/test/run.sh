@@ -135,7 +135,7 @@ run flags_use_gpt2 bash dev/test/flags.sh "$use_gpt2"
 run generate bash dev/test/generate.sh "$gpt2"
 run llmc_files_sh bash dev/test/llmc_files.sh "$gpt2" "$build/test_llmc_files"
 run gguf bash dev/test/gguf.sh "$gpt2" "$bert"
-run hub bash dev/test/hub.sh "$gpt2" "$bert"
+run hub "${PYTHON:-python3}" dev/test/hub.py "$gpt2" "$bert"
 run choices_sh bash dev/test/choices.sh "$gpt2"
 if [ ! -d "$data/gpt2-bpe" ]; then skip check_generate "set LLMC_TEST_DATA to a folder with gpt2-bpe (docs/testing.md)"
 elif "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers' 2>/dev/null; then
@@ -159,7 +159,7 @@ texts=()
 [ "${build##*/}" != san ] || texts=(none none)
 run prepare env TEST_DATA="$build/test_data" bash dev/test/prepare.sh "$gpt2" "${texts[@]}"
 if [ "${build##*/}" != san ]; then
-    run net_data bash dev/test/net_data.sh
+    run net_data "${PYTHON:-python3}" dev/test/net_data.py
     run plot bash dev/test/plot.sh
 fi
 [ "${build##*/}" = san ] || run track python3 dev/test/track.py
