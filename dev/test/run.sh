@@ -160,7 +160,7 @@ texts=()
 run prepare env TEST_DATA="$build/test_data" bash dev/test/prepare.sh "$gpt2" "${texts[@]}"
 if [ "${build##*/}" != san ]; then
     run net_data "${PYTHON:-python3}" dev/test/net_data.py
-    run plot bash dev/test/plot.sh
+    run plot "${PYTHON:-python3}" dev/test/plot.py
 fi
 [ "${build##*/}" = san ] || run track python3 dev/test/track.py
 if [ "${build##*/}" = san ]; then :
