@@ -73,7 +73,7 @@ TESTS = {
     "tokenizer_files": (["train_gpt2", "use_gpt2", "train_bert", "use_bert", "finetune_bert"] + DATA, ["bash", "dev/test/tokenizer_files.sh", "./train_gpt2", "./train_bert"]),
     "choices": (["build/profile_page.inc", "build/test_choices"], ["build/test_choices"]),
     "hub": (["train_gpt2", "use_gpt2", "train_bert", "use_bert", "finetune_bert"] + DATA, [sys.executable, "dev/test/hub.py", "./train_gpt2", "./train_bert"]),
-    "gguf": (["train_gpt2", "train_bert"] + DATA, ["bash", "dev/test/gguf.sh", "./train_gpt2", "./train_bert"]),
+    "gguf": (["train_gpt2", "train_bert"] + DATA, [sys.executable, "dev/test/gguf_files.py", "./train_gpt2", "./train_bert"]),
     "cli": (["train_gpt2", "use_gpt2"] + DATA, ["bash", "dev/test/cli.sh", "./train_gpt2"]),
     "explain": (["train_gpt2", "use_gpt2", "train_bert", "use_bert", "data/builtin/bert/train.bin"] + DATA, ["python3", "dev/test/explain.py", "./train_gpt2", "./train_bert"]),
     "chat": (["train_gpt2", "use_gpt2"] + DATA, [sys.executable, "dev/test/chat.py", "./train_gpt2"]),
