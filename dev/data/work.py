@@ -334,12 +334,6 @@ class Work:
         self.save()
         print(f"{self.folder}: part {self.options.part}, {self.what_is_done()}; join all with --join")
 
-    def use_joined(self, joined, tokens):
-        """The tokens of all parts, as if they had been encoded here."""
-        self.files["tokens"].close()
-        self.files["tokens"] = joined
-        self.done = {**self.done, "complete": True, "tokens": tokens}
-
     def forget_parts(self):
         shutil.rmtree(os.path.join(self.options.out, parts.FOLDER))
 
