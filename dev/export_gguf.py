@@ -30,9 +30,9 @@ BLOCK_VALUES = 32  # of q8_0
 WORD_BEGINS = "\u2581"
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
-# A part of a name in the GGUF file, that in DIR, and the shape of the weight in DIR: C channels, F of the MLP, T positions,
-# V tokens, 3: 3 C, 2: token types. Matrices of GPT-2's blocks are [in, out] in DIR and [out, in] in GGUF. What is no
-# embedding has a bias too.
+# A part of a name in the GGUF file, that in DIR, and the shape of the weight in DIR: C channels, F of the MLP, T
+# positions, V tokens, 3: 3 C, 2: token types. Matrices of GPT-2's blocks are [in, out] in DIR and [out, in] in GGUF.
+# What is no embedding has a bias too.
 GPT2_TENSORS = [("token_embd", "wte", "VC"), ("position_embd", "wpe", "TC"), ("output_norm", "ln_f", "C")]
 GPT2_BLOCK = [
     ("attn_norm", "ln_1", "C"),

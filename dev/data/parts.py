@@ -166,9 +166,9 @@ def blocks_in_order(parts, files, streams):
 
 
 def join(work, settings, streams, width, relocate):
-    """Put all blocks together in the work, as a run would have left it. Stops where there are --limit-tokens, as a run does.
-    relocate(stream, data, begin, tokens): the numbers of a block whose tokens began at `begin` in its part and begin at
-    `tokens` in the whole."""
+    """Put all blocks together in the work, as a run would have left it. Stops where there are --limit-tokens, as a run
+    does. relocate(stream, data, begin, tokens): the numbers of a block whose tokens began at `begin` in its part and
+    begin at `tokens` in the whole."""
     parts, files = find_parts(work.options.out, json.loads(json.dumps(settings)), streams)
     limit, tokens = work.options.limit_tokens, 0
     for part, ranges in blocks_in_order(parts, files, streams):

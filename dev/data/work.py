@@ -85,7 +85,8 @@ def encode_all(processes, batches, encode_batch, start, arguments):
             future, its_mark = given.popleft()
             yield future.result(), its_mark
     except concurrent.futures.process.BrokenProcessPool:
-        raise Unreachable("a worker process was killed, perhaps for want of memory; fewer --processes need less") from None
+        why = "a worker process was killed, perhaps for want of memory; fewer --processes need less"
+        raise Unreachable(why) from None
     finally:
         for future, _ in given:
             future.cancel()
@@ -105,7 +106,8 @@ def duration(seconds):
 
 
 class Progress:
-    """The progress of a stage of the work, on stderr: a line that is rewritten on terminals, elsewhere one twice a minute."""
+    """The progress of a stage of the work, on stderr: a line that is rewritten on terminals, elsewhere one twice a
+    minute."""
 
     def __init__(self, what):
         self.what, self.shown = what, time.monotonic()

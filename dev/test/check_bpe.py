@@ -197,7 +197,7 @@ def check_words(program, folder, work):
     # The library spells a word with a character for each byte.
     want = [array.array("i", [len(word) for word, _ in split(t)]) for t in texts]
     name = f"words around every character, tokenizers {tokenizers.__version__}"
-    hint = "; where the library has another Unicode version, make the tables again: dev/data/unicode_tables.py llmc/text/unicode.h"
+    hint = "; where the library has another Unicode version, dev/data/unicode_tables.py makes the tables again"
     compare(name + (hint if got != want else ""), [f"U+{4096 * i:04X}.." for i in range(len(texts))], got, want)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """--explain: the page, its numbers, the files of tensors, and the answers to texts that cannot be explained.
 
-    python3 dev/test/explain.py TRAIN_GPT2 TRAIN_BERT        from the repository's root, with use_gpt2 and use_bert beside
+    python3 dev/test/explain.py TRAIN_GPT2 TRAIN_BERT     from the repository's root, with use_gpt2 and use_bert beside
 
 Small models are trained for a few steps. What the page says is computed again from the files of tensors, the weights
 and the trainer's own validation loss; dev/reference/check_explain.py compares the tensors with `transformers`.
@@ -67,7 +67,8 @@ class Page:
         if self.why:
             return
         self.text = read(self.folder + "/explain.html")
-        self.data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', self.text, re.S)[1])
+        data = re.search(r'<script id="data" type="application/json">(.*?)</script>', self.text, re.S)[1]
+        self.data = json.loads(data)
         self.tensors, self.gradients = (self.load(name) for name in ("activations", "gradients"))
 
     def load(self, name):
@@ -124,7 +125,8 @@ def attention_fault(page, tensors):
 def lens_fault(page, tensors):
     """The guesses after the last layer are those of the logits."""
     n, top = len(page["predicted"]), page["top"]
-    ids, p, target = (numbers(page[key], kind) for key, kind in (("lens_id", "i"), ("lens_p", "f"), ("lens_target", "f")))
+    kinds = ("lens_id", "i"), ("lens_p", "f"), ("lens_target", "f")
+    ids, p, target = (numbers(page[key], kind) for key, kind in kinds)
     if page["lens_layers"] != L + 1 or len(ids) != (L + 1) * n * top or len(target) != (L + 1) * n:
         return f"{len(ids)} guesses of {page['lens_layers']} layers"
     for i in range(n):
@@ -160,7 +162,8 @@ def check_common(name, shown):
     names = [r["name"] for r in page["residual"]]
     norms = [x for r in page["residual"] for x in numbers(r["norms"], "f")]
     wanted = [norm(row(tensors[n], t)) for n in names for t in range(page["T"])]
-    verdict(f"{name}: norms of the residual stream", difference(norms, wanted) if len(names) == 2 * L + 1 else f"{names}")
+    why = difference(norms, wanted) if len(names) == 2 * L + 1 else f"{names}"
+    verdict(f"{name}: norms of the residual stream", why)
     # The losses and grad.logits from the logits.
     losses, gradient, targets = [], [], page["targets"][: tensors["logits"][0][0]]
     labels = sum(y >= 0 for y in targets)
@@ -175,9 +178,9 @@ def check_common(name, shown):
 
 
 def check_sums(name, shown, sums, prefix, biases):
-    """Of each layer: a tensor is the sum of two others; a bias' gradient is that of a tensor, summed over the tokens."""
+    """Of each layer: a tensor is the sum of two others; a bias' gradient is that of a tensor, summed over tokens."""
+    value = lambda part: shown.tensors[part][1]
     for l in range(L):
-        value = lambda part: shown.tensors[part.format(l=l, before=f"h.{l - 1}." if l else "")][1]
         why = [difference(value(total), [a + b for a, b in zip(value(x), value(y))]) for total, x, y in sums(l)]
         verdict(f"{name}: layer {l}, sums", "; ".join(filter(None, why)))
         for bias, part in biases:
@@ -216,7 +219,8 @@ def check_gpt2(model):
     files = ("-i", W + "/shard.bin", "-j", W + "/shard.bin")
     done = run(GPT2, "-e", model, "--evaluate", "1", *files, "-b", "1", "-t", page["T"] - 1)
     own = re.search("val loss ([0-9.]+)", done.stdout)
-    verdict(f"{name}: the loss is that of --evaluate 1", difference([page["loss"]], [float(own[1])], 1e-4) if own else done.stderr)
+    why = difference([page["loss"]], [float(own[1])], 1e-4) if own else done.stderr
+    verdict(f"{name}: the loss is that of --evaluate 1", why)
 
     markup = "a</script><!--b"
     other = explain(markup, out="markup")
@@ -232,7 +236,8 @@ def check_gpt2(model):
     one = explain("A", out="gpt2")
     is_right = "no next one" in one.data.get("why_no_loss", "") and "loss" not in one.data
     is_right = is_right and not any(t.startswith("grad.") for t in one.tensors)
-    verdict("one token", "" if is_right and one.names() == ["activations.safetensors", "explain.html"] else f"{one.names()}")
+    is_right = is_right and one.names() == ["activations.safetensors", "explain.html"]
+    verdict("one token", "" if is_right else f"{one.names()}")
     equal("--explain-tensors 0: the page alone", explain("A", out="gpt2", tensors=False).names(), ["explain.html"])
 
 
@@ -259,7 +264,8 @@ def check_bert(model):
     check_common(name, shown)
     piece = page["vocabulary"]
     equal(f"{name}: tokens, labels and segments",
-          ([piece.get(str(t)) for t in page["targets"]], [piece[str(page["tokens"][i])] for i in page["predicted"]], page["types"]),
+          ([piece.get(str(t)) for t in page["targets"]],
+           [piece[str(page["tokens"][i])] for i in page["predicted"]], page["types"]),
           (["ball", None, "the"], ["[MASK]"] * 3, [0] * 12 + [1] * 6))
     follows = tensors["next_logits"][1]
     wanted = math.log(sum(map(math.exp, follows))) - follows[0]
@@ -276,11 +282,13 @@ def check_bert(model):
     verdict("--explain-next 1: the other label, the same scores", "" if is_right else "no")
     bare = explain("Anna takes the [MASK].", out="bare")
     is_right = "[MASK=word]" in bare.data.get("why_no_loss", "") and bare.data["lens_layers"] == L + 1
-    verdict("a bare [MASK]: no backward pass, and the page says why", "" if is_right and "grad.logits" not in bare.tensors else "no")
+    is_right = is_right and "grad.logits" not in bare.tensors
+    verdict("a bare [MASK]: no backward pass, and the page says why", "" if is_right else "no")
     run(BERT, *"-e L=2,C=16,NH=2,T=32 -x 1 -v 0 -s 0 -n 0 -b 8 --nsp 0 -o".split(), W + "/headless")
     headless = Page(BERT, "-e", W + "/headless", "--explain", *pair, out="headless")
     is_right = "no next-sentence head" in headless.data.get("why_no_next", "") and "next_loss" not in headless.data
-    verdict("a model without a next-sentence head", "" if is_right and "next_logits" not in headless.tensors else "it has one")
+    is_right = is_right and "next_logits" not in headless.tensors
+    verdict("a model without a next-sentence head", "" if is_right else "it has one")
     done = run(BERT, "-e", W + "/headless", "-o", W + "/refused", "--explain", *pair, "--explain-next", "1")
     verdict("--explain-next 1 and such a model", not_refused(done, ".*has no next-sentence head"))
     alone = explain("Anna takes the [MASK=ball].", "--nsp", "0", out="alone")

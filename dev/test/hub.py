@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Model cards, and models to and from the Hub: scripts/upload.py, scripts/download.py and -e hub:NAME against a local server.
+"""Model cards, and models to and from the Hub: upload.py, download.py and -e hub:NAME against a local server.
 
     python3 dev/test/hub.py TRAIN_GPT2 TRAIN_BERT        from the repository's root; uploads need `huggingface_hub`
 """
@@ -50,7 +50,8 @@ def check_cards():
     done = train(MODEL, "-o", "straight")
     fingerprint = json.loads(read(W + "/straight/ckpt/00000020/trainer.json"))["train_data_fingerprint"]
     card("a run", done, "straight",
-         r"^# GPT2LMHeadModel, [0-9,]+ parameters$", r"^After step 20 of 20 by `train_gpt2`, commit `(unknown|.*[0-9a-f]{7}.*)`",
+         r"^# GPT2LMHeadModel, [0-9,]+ parameters$",
+         r"^After step 20 of 20 by `train_gpt2`, commit `(unknown|.*[0-9a-f]{7}.*)`",
          r"^- n_embd: `16`$", rf"^- training: built-in data, fingerprint `{fingerprint:08x}`; 40 sequences",
          r"^- validation: `val.bin`", r"^- --lr `0.01`$", r"^- --model `L=2,C=16,NH=2,T=16`$",
          rf"^\| loss of the last step \| {logged('loss')}", rf"^\| `val_loss` \| {logged('val_loss')}\d* \| 20 \|",
@@ -60,7 +61,8 @@ def check_cards():
     # Names of files with what Markdown and HTML could take for theirs.
     odd = "odd/train`|<b>\n.bin"
     os.mkdir(W + "/odd"), shutil.copy(CORPUS + "/train.bin", f"{W}/{odd}")
-    for name, given, shown in [("a pattern", "odd/train*.bin", r"train\*.bin"), ("an odd name", odd, r"train\?\|<b>\?.bin")]:
+    for name, given, shown in [("a pattern", "odd/train*.bin", r"train\*.bin"),
+                               ("an odd name", odd, r"train\?\|<b>\?.bin")]:
         done = train(BASE + " -x 1 -v 0 --overwrite 1 -o new", "-i", given)
         card(name, done, "new", f"^- training: `{shown}`, ", lacks=["validation"])
     shutil.copytree(W + "/straight", W + "/hidden/start", ignore=shutil.ignore_patterns("ckpt", "log.jsonl"))
@@ -82,7 +84,8 @@ def check_cards():
     card("BERT", done, "bert", "^from transformers import AutoTokenizer, BertForPreTraining$", "`val_mlm_accuracy`")
     write(W + "/c.tsv", "0\tone\n1\ttwo\n")
     done = train("-e bert --task classify --labels 2 -i c.tsv -j c.tsv -t 16 -x 2 -n 0 -v 1 -o task", program=TUNE)
-    card("a classifier", done, "task", "BertForSequenceClassification.from_pretrained", "^- --model `bert`$", "`val_accuracy`")
+    card("a classifier", done, "task", "BertForSequenceClassification.from_pretrained", "^- --model `bert`$",
+         "`val_accuracy`")
 
 
 def check_average():
@@ -98,7 +101,8 @@ def check_average():
         return skip("a card of two ranks", "mpirun was not found, or this build knows no MPI")
     failed = failure(train(AVERAGE, "-o", "ranks", ranks="mpirun --oversubscribe --bind-to none -np 2".split()))
     for folder in ("", "/ema"):  # sums of two ranks are rounded elsewhere
-        texts = [re.sub(r"(loss.*\|) [0-9.]+ \|", r"\1 |", read(f"{W}/{out}{folder}/README.md")) for out in ("ranks", "average")]
+        cards = [read(f"{W}/{out}{folder}/README.md") for out in ("ranks", "average")]
+        texts = [re.sub(r"(loss.*\|) [0-9.]+ \|", r"\1 |", text) for text in cards]
         verdict(f"a card of two ranks{folder}", failed or ("" if texts[0] == texts[1] else "another one"))
     return None
 
@@ -217,19 +221,22 @@ def check_directories():
 
 def check_uploads(hub):
     there = hub.folder + "/me/model"
-    refused("upload: no token", "refuses your token, or there is none: hf auth login, or set HF_TOKEN$", upload("half", "me/model"))
+    says = "refuses your token, or there is none: hf auth login, or set HF_TOKEN$"
+    refused("upload: no token", says, upload("half", "me/model"))
     os.environ["HF_TOKEN"] = "local"
     # Interrupted after the weights have arrived: they are not sent again.
     hub.fails = "POST .*/commit/"
-    refused("upload: the server fails", r"the test's own failure \(status 500\); give the same command again", upload("half", "me/model"))
+    says = r"the test's own failure \(status 500\); give the same command again"
+    refused("upload: the server fails", says, upload("half", "me/model"))
     equal("upload: nothing is there yet", os.listdir(there), [])
     done = upload("half", "me/model")
     says = "half: is .*/me/model now; load it with -e hub:me/model$"
     verdict("upload: given again", failure(done) or ("" if re.search(says, done.stdout, re.M) else done.stdout))
     equal("upload: weights are sent once", sum(request.startswith("PUT") for request in hub.requests), 1)
-    names = "README.md config.json loss.svg merges.txt model.safetensors tokenizer.json tokenizer_config.json vocab.json"
     sent, half = contents(there), contents(W + "/half")
-    equal("upload: what a model needs, and no more", sorted(sent), names.split())
+    equal("upload: what a model needs, and no more", sorted(sent),
+          ["README.md", "config.json", "loss.svg", "merges.txt", "model.safetensors", "tokenizer.json",
+           "tokenizer_config.json", "vocab.json"])
     verdict("upload: the same bytes", ", ".join(name for name in sent if sent[name] != half[name]))
     verdict("upload: a checkpoint", failure(upload("bert/ckpt/00000002", "me/bert")))
     left = [name for name in os.listdir(hub.folder + "/me/bert") if re.search("optimizer|trainer|manifest", name)]
@@ -243,7 +250,8 @@ def check_downloads(hub):
     verdict("download", failure(done) or ("" if done.stdout == where else f"{done.stdout!r}, not {where!r}"))
     same_text("download, then -e hub:", "hub:me/model")
     hub.requests.clear()
-    verdict("download: once", failure(download("hub:me/model")) or ", ".join(r for r in hub.requests if "GET" in r and "/resolve/" in r))
+    why = failure(download("hub:me/model"))
+    verdict("download: once", why or ", ".join(r for r in hub.requests if "GET" in r and "/resolve/" in r))
     refused("download: no such repository", "me/none: .* has no such repository", download("me/none"))
     refused("download: no such revision", "me/model: the repository has no such revision", download("me/model@v2"))
     refused("download: no name", "Repo id must", download("a b"))
@@ -257,15 +265,16 @@ def check_no_network(address):
         os.environ["HF_ENDPOINT"] = address.replace("//", "//" + secret)
         done = upload("half", "me/model")
         shown = r"//\*\*\*@" if secret else "upload to me/model: http.* cannot be reached: .*refused"
-        why = not_refused(done, f".*{shown}")
-        verdict(f"upload: no network, {secret}", why or ("it is shown" if re.search("ftp|tiger|ss@", done.stderr) else ""))
+        is_shown = re.search("ftp|tiger|ss@", done.stderr)
+        verdict(f"upload: no network, {secret}", not_refused(done, f".*{shown}") or ("it is shown" if is_shown else ""))
 
 
 check_cards()
 check_caches()
 check_directories()
 if importlib.util.find_spec("huggingface_hub"):
-    with environment(HF_HOME=W + "/hub_home", HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1"), Hub(W + "/server") as hub:
+    own = {"HF_HOME": W + "/hub_home", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    with environment(**own), Hub(W + "/server") as hub:
         os.environ.pop("HF_TOKEN", None)
         os.environ["HF_ENDPOINT"] = hub.address
         check_uploads(hub)

@@ -1,11 +1,11 @@
-"""A server on this machine that stands in for the net: files, and as much of the Hugging Face hub's interface as reading and
-writing public models and reading public data sets take, for libraries whose HF_ENDPOINT is its address.
+"""A server on this machine that stands in for the net: files, and as much of the Hugging Face hub's interface as
+reading and writing public models and reading public data sets take, for libraries whose HF_ENDPOINT is its address.
 
     with Hub(folder) as hub: ...
 
-FOLDER/OWNER/NAME is a repository, of models or of data; /files/NAME is the file FOLDER/files/NAME. Whoever writes must send
-the token "local". hub.requests lists what was asked for. Faults: the next request that matches hub.fails gets status 500;
-files end after hub.cut bytes, though more was announced.
+FOLDER/OWNER/NAME is a repository, of models or of data; /files/NAME is the file FOLDER/files/NAME. Whoever writes must
+send the token "local". hub.requests lists what was asked for. Faults: the next request that matches hub.fails gets
+status 500; files end after hub.cut bytes, though more was announced.
 """
 import base64
 import hashlib
@@ -116,8 +116,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return self.answer(200, found)
 
     def paths(self, name, revision):
-        is_json = self.body[:1] == b"{"
-        wanted = json.loads(self.body)["paths"] if is_json else urllib.parse.parse_qs(self.body.decode()).get("paths", [])
+        is_json, parse_qs = self.body[:1] == b"{", urllib.parse.parse_qs
+        wanted = json.loads(self.body)["paths"] if is_json else parse_qs(self.body.decode()).get("paths", [])
         self.answer(200, [entry for entry in self.entries(name) if entry["path"] in wanted])
 
     def preupload(self, name, revision):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Data from the net on stand-ins for it (dev/test/hub_server.py), preparations that are killed, and parts that are joined.
+"""Data from stand-ins for the net (dev/test/hub_server.py), preparations that are killed, parts that are joined.
 
     python3 dev/test/net_data.py        from the repository's root; needs `tokenizers`, for data sets `datasets` too
 """
@@ -43,7 +43,7 @@ SHORT = ["--local", *(f"{W}/short/part{i}.jsonl" for i in range(3)), "--text-key
 
 
 def make_text():
-    """Documents of very different lengths, also empty ones, also of several bytes a character; a vocabulary for them."""
+    """Documents of very different lengths, also empty ones, of several bytes a character; their vocabulary."""
     rng, words = random.Random(7), read("build/test_corpus/text/000.md").split()
     sizes = [rng.choice([1, 20, 300, 900]) for _ in range(1300)]
     texts = [" ".join(rng.choices(words, k=size) + ["é漢🙂"] * rng.randrange(3)) for size in sizes]
@@ -120,7 +120,8 @@ def survives(name, kind, out, wanted, *arguments):
 def check_interruptions():
     out, wanted = W + "/stopped", W + "/gpt2"
     interrupted(kill, "gpt2", out, *FILES, "--processes", "1")
-    verdict("other settings", not_refused(prepare("gpt2", out, *FILES, "--limit-tokens", "5000"), "another --limit-tokens"))
+    done = prepare("gpt2", out, *FILES, "--limit-tokens", "5000")
+    verdict("other settings", not_refused(done, "another --limit-tokens"))
     with open(out + "/preparation/preparation.lock", "a") as f:
         fcntl.lockf(f, fcntl.LOCK_EX)
         verdict("two at a time", not_refused(prepare("gpt2", out, *FILES), "another preparation is writing"))
@@ -129,7 +130,8 @@ def check_interruptions():
     verdict("... and continues nothing", "it does" if "continuing" in done.stdout else "")
     for name, by, pattern in [
         ("SIGTERM", lambda pid, _: os.kill(pid, signal.SIGTERM), "interrupted; .* the same command continues"),
-        ("a worker that is killed", lambda _, workers: os.kill(workers[-1], signal.SIGKILL), "a worker process was killed"),
+        ("a worker that is killed", lambda _, workers: os.kill(workers[-1], signal.SIGKILL),
+         "a worker process was killed"),
     ]:
         verdict(name, not_refused(interrupted(by, "gpt2", out, *FILES, "--processes", "2"), pattern, 1))
         same(f"{name}, then the same command", prepare("gpt2", out, *FILES), out, wanted, "continuing from there")
@@ -188,7 +190,8 @@ DAMAGES = [
 
 def check_parts():
     net.BATCH_CHARACTERS = 15000  # several blocks a file
-    one_file, limited = ["--local", W + "/one.jsonl", *SHORT[-2:]], ["--limit-tokens", "150001", "--val-fraction", "0.05"]
+    one_file = ["--local", W + "/one.jsonl", *SHORT[-2:]]
+    limited = ["--limit-tokens", "150001", "--val-fraction", "0.05"]
     for kind in MAINS:
         for count, arguments in ((3, SHORT), (5, one_file), (4, SHORT + limited)):
             one, out = f"{W}/{kind}_one{count}", f"{W}/{kind}_parts{count}"
@@ -201,7 +204,8 @@ def check_parts():
         shutil.copytree(W + "/three", out)
         damage(out + "/parts")
         said, left = part("gpt2", out, *SHORT, "--join"), os.listdir(out)
-        is_right = said.startswith("status 2: error:") and wanted in said and said.count("\n") == 1 and left == ["parts"]
+        is_line = said.startswith("status 2: error:") and said.count("\n") == 1
+        is_right = is_line and wanted in said and left == ["parts"]
         verdict(f"--join: {wanted}", "" if is_right else f"{said or 'accepted'}; {left}")
         shutil.rmtree(out)
     for text in ("0/3", "4/3", "a/b"):
@@ -221,8 +225,8 @@ def check_addresses(hub):
     same("a file by its address", prepare("gpt2", W + "/url", *there, "--sha256", digest), W + "/url", W + "/part")
     refused("another sha256", f"has the sha256 {digest}, not 0000", *there, "--sha256", "0" * 64)
     refused("no such file there", "404", "--url", url + "none.txt")
-    refused("no server there", r"http://\*\*\*@127.0.0.1:1/x.txt: cannot be fetched", "--url", "http://tiger:ftp@127.0.0.1:1/x.txt",
-            status=1)
+    refused("no server there", r"http://\*\*\*@127.0.0.1:1/x.txt: cannot be fetched",
+            "--url", "http://tiger:ftp@127.0.0.1:1/x.txt", status=1)
     refused("--sha256 without --url", "belongs to --url", *FILES, "--sha256", digest)
     refused("--revision without --dataset", "belongs to --dataset", *FILES, "--revision", "main")
     hub.cut = 1000
@@ -261,7 +265,8 @@ def check_datasets(hub, texts):
             pyarrow.parquet.write_table(table, f"{W}/net/{place}/train-{i:05d}-of-00005.parquet", row_group_size=70)
     write(W + "/net/wikimedia/wikipedia/README.md", CARD)
     parquet, jsonl = W + "/net/roneneldan/TinyStories", W + "/jsonl:::body"
-    survives("a directory of .jsonl files", "gpt2", W + "/data_jsonl", W + "/gpt2", "--dataset", jsonl, "--processes", "3")
+    words = ("--dataset", jsonl, "--processes", "3")
+    survives("a directory of .jsonl files", "gpt2", W + "/data_jsonl", W + "/gpt2", *words)
     refused("no such column", "no column 'story'; there are id, text", "--dataset", parquet + ":::story")
     refused("no such split", "cannot be opened", "--dataset", parquet + "::test")
     refused("a column of numbers", "'id' of document 1 is not a string", "--dataset", parquet + ":::id")
@@ -272,7 +277,8 @@ def check_datasets(hub, texts):
     for go_on in (lambda: interrupted(kill, "bert", out, *words), lambda: prepare("bert", out, *words)):
         hub.requests.clear()
         done = go_on()
-        commits.append({request.split("/resolve/")[1][:40] for request in hub.requests if "wikipedia/resolve/" in request})
+        read_from = [request.partition("wikipedia/resolve/")[2][:40] for request in hub.requests]
+        commits.append({commit for commit in read_from if commit})
         write(W + "/net/wikimedia/wikipedia/notes.txt", "Another commit.")
     same("of the hub, BERT, killed", done, out, W + "/bert", "continuing from there")
     verdict("it is read as it was", "" if commits[0] == commits[1] and len(commits[0]) == 1 else f"commits {commits}")

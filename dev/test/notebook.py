@@ -51,7 +51,8 @@ def check_run(work, hub):
     os.environ.update(
         PATH=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"], REPOSITORY="file://" + ROOT, STEPS="60",
         HUB_NAME="me/small-world" if has_hub else "", HF_ENDPOINT=hub.address, HF_TOKEN="local", HF_HUB_DISABLE_XET="1",
-        HF_HOME=work + "/hf", HOME=work, IPYTHONDIR=work + "/ipython", JUPYTER_CONFIG_DIR=work + "/jupyter", MPLBACKEND="agg",
+        HF_HOME=work + "/hf", HOME=work, IPYTHONDIR=work + "/ipython", JUPYTER_CONFIG_DIR=work + "/jupyter",
+        MPLBACKEND="agg",
     )  # fmt: skip
     for variable in ("OUT", "MAKEFLAGS", "MAKELEVEL"):
         os.environ.pop(variable, None)

@@ -25,7 +25,8 @@ KEYS = {
              "num_hidden_layers": "block_count", "intermediate_size": "feed_forward_length",
              "num_attention_heads": "attention.head_count", "layer_norm_eps": "attention.layer_norm_epsilon"},
 }  # fmt: skip
-SPECIAL = {"[PAD]": ["padding"], "[UNK]": ["unknown"], "[CLS]": ["bos", "cls"], "[SEP]": ["seperator"], "[MASK]": ["mask"]}
+SPECIAL = {"[PAD]": ["padding"], "[UNK]": ["unknown"], "[CLS]": ["bos", "cls"], "[SEP]": ["seperator"],
+           "[MASK]": ["mask"]}  # fmt: skip
 TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
@@ -78,7 +79,8 @@ def tokens_of(directory, arch, settings):
     if arch == "gpt2":
         tree = load(directory, "tokenizer.json")
         tokens = {i: (t, NORMAL) for t, i in tree["model"]["vocab"].items()}
-        tokens.update((t["id"], (t["content"], CONTROL if t["special"] else USER_DEFINED)) for t in tree["added_tokens"])
+        for t in tree["added_tokens"]:
+            tokens[t["id"]] = t["content"], CONTROL if t["special"] else USER_DEFINED
         ids = {t: i for i, (t, _) in tokens.items()}
         merges = [m if isinstance(m, str) else " ".join(m) for m in tree["model"]["merges"]]
         special = {"bos": ids["<|endoftext|>"], "eos": ids[settings.get("eos_token", "<|endoftext|>")]}

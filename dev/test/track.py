@@ -67,8 +67,8 @@ class Case:
         return record.calls(name, self.record)
 
     def why_not(self, last, more=0):
-        """Why not all numbers up to step `last` are there once, in one run, but for `more` that are there again. Of equal
-        ones a database keeps one; what is not finite is not sent."""
+        """Why not all numbers up to step `last` are there once, in one run, but for `more` that are there again. Of
+        equal ones a database keeps one; what is not finite is not sent."""
         found, seen = collections.Counter(), set()
         for c in self.calls("log"):
             for key, value in c["numbers"].items():
@@ -104,7 +104,8 @@ def check_log(tracker, folder):
     equal(f"{tracker}: files", [os.path.basename(c["path"]) for c in case.calls("file")], ["loss.svg"])
     given = case.calls("params")[0]["params"] if tracker == "mlflow" else case.calls("init")[0]["config"]
     equal(f"{tracker}: settings", given, {k: str(v) if tracker == "mlflow" else v for k, v in SETTINGS.items()})
-    notes, change = [c["text"] for c in case.calls("note")], "from step 501 on with other settings: lr 0.01 (before: 0.001)"
+    notes = [c["text"] for c in case.calls("note")]
+    change = "from step 501 on with other settings: lr 0.01 (before: 0.001)"
     is_noted = "steps up to 450 are not sent again" in notes[0] and "".join(notes).count(change) == 1
     verdict(f"{tracker}: notes", "" if is_noted else str(notes))
     if tracker == "wandb":
@@ -114,7 +115,8 @@ def check_log(tracker, folder):
     case.write([SETTINGS, *({**line, "ms": 4} for line in lines_of(1, 30))])
     done = case.run()
     sent = [c for c in case.calls("log") if c["run"] not in runs]
-    equal(f"{tracker}: a new training is a new run", ({c["step"] for c in sent}, len({c["run"] for c in sent})), (set(range(1, 31)), 1))
+    steps, runs = ({c[key] for c in sent} for key in ("step", "run"))
+    equal(f"{tracker}: a new training is a new run", (steps, len(runs)), (set(range(1, 31)), 1))
     verdict(f"{tracker}: and it says so", "" if "is of a new training" in done.stdout else done.stdout + done.stderr)
 
 
@@ -159,7 +161,8 @@ def check_refusals(folder):
     case, empty = Case(folder, "wandb"), folder + "/none"
     case.append(lines_of(1, 3))
     os.mkdir(empty)
-    verdict("a tracker that is not installed", not_refused(case.run(trackers=empty), "the Python package 'wandb' is missing; install it"))
+    done = case.run(trackers=empty)
+    verdict("a tracker that is not installed", not_refused(done, "the Python package 'wandb' is missing; install it"))
     for call, status in (("init", 2), ("log", 1)):
         why = not_refused(case.run(fails=call), "wandb: RuntimeError: no API key configured log in first", status)
         verdict(f"a tracker that fails: {call}", why)
@@ -168,7 +171,8 @@ def check_refusals(folder):
     verdict("no tracker at all", not_refused(case.run(trackers=empty), "no tracker is installed"))
     done = case.run()
     verdict("the first that is installed", "" if "3 lines sent to wandb" in done.stdout else done.stderr)
-    verdict("another tracker than before", not_refused(case.run("--to", "mlflow"), ".*the run is in tracker wandb, not mlflow"))
+    done = case.run("--to", "mlflow")
+    verdict("another tracker than before", not_refused(done, ".*the run is in tracker wandb, not mlflow"))
 
 
 with tempfile.TemporaryDirectory() as folder:

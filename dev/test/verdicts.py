@@ -1,4 +1,4 @@
-"""What tests in Python share: counted cases, runs of scripts and programs, and what a refusal is: one line and a status."""
+"""What tests in Python share: counted cases, runs of programs, and what a refusal is: a status and one line."""
 
 import os
 import re
