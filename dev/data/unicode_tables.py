@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write the tables of characters in llmc/text/unicode.h, taken from the `tokenizers` library, and leave its functions as
-they are: unicode_tables.py llmc/text/unicode.h"""
+"""Write the tables of characters in llmc/text/unicode.h, taken from the `tokenizers` library, and leave its functions
+as they are: unicode_tables.py llmc/text/unicode.h"""
 import re
 import sys
 import unicodedata

@@ -8,46 +8,136 @@ No file of the user is replaced or removed: a folder of work has the lock in it,
 that are of an earlier run.
 """
 import collections
-import concurrent.futures
 import contextlib
-import ctypes
 import fcntl
 import json
 import mmap
 import multiprocessing
+import multiprocessing.connection
 import os
+import queue
 import re
 import shutil
 import signal
 import struct
 import sys
+import threading
 import time
+import traceback
 from array import array
 
 import parts
-from documents import FAILED, Unreachable, UserError, parse_json, read_json, sync_directory, write_atomically
+from documents import Unreachable, UserError, parse_json, read_json, sync_directory, write_atomically
 
 FOLDER, STATE, LOCK = "preparation", "state.json", "preparation.lock"
 MANIFEST, SHARD = "prepared.json", r"(train|val)_\d{6}\.bin"
 COUNTS = "position", "complete", "tokens", "sizes"  # what is recorded of the work, besides its settings
 SIGNALS = signal.SIGINT, signal.SIGTERM
-PR_SET_PDEATHSIG = 1
-libc = ctypes.CDLL(None)
 
 
 # ----------------------------------------------------------------------------------------------------------
 # Several processes
 
 
-def begin_worker(parent, start, arguments):
-    """In a new process: it ends with its parent, and leaves an interrupt to it."""
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was killed before that
-        os._exit(FAILED)
+def receive(pipe, batches):
+    """Takes each batch as soon as it arrives, so that the parent does not wait for a busy worker."""
+    try:
+        while True:
+            batches.put(pipe.recv())
+    except (EOFError, OSError):
+        pass  # without its parent a worker has nothing to do
+    except BaseException:  # such as a lack of memory
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def serve(pipe, parents_ends, encode_batch, start, arguments):
+    """The main loop of a worker."""
+    for end in parents_ends:
+        end.close()  # inherited by the fork, but they must close with the parent
+    # An interrupt is for the parent to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     start(*arguments)
+    batches = queue.SimpleQueue()
+    threading.Thread(target=receive, args=(pipe, batches), daemon=True).start()
+    with contextlib.suppress(BrokenPipeError):
+        while True:
+            pipe.send(encode_batch(batches.get()))
+
+
+class Workers:
+    """Processes that encode batches. Each has its own pipe, which closes with it, so a killed worker is noticed at any
+    time, also in the middle of an answer. (The pools of the standard library then wait for the rest.)"""
+
+    def __init__(self, count, encode_batch, start, arguments):
+        self.pipes, self.processes = [], []
+        self.given = collections.deque()  # (worker, mark) of the batches that were not taken, from the oldest
+        self.waiting = [0] * count  # batches that a worker has not answered
+        self.answers = [collections.deque() for _ in range(count)]  # that were not taken
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until all workers exist and can be stopped
+            for _ in range(count):
+                mine, theirs = multiprocessing.Pipe()
+                self.pipes.append(mine)
+                with theirs:
+                    its_arguments = theirs, list(self.pipes), encode_batch, start, arguments
+                    process = multiprocessing.Process(target=serve, args=its_arguments, daemon=True)
+                    process.start()
+                self.processes.append(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()  # it has no state to save
+            process.join()
+        for pipe in self.pipes:
+            pipe.close()
+
+    def _lost(self, worker):
+        process = self.processes[worker]
+        process.join()
+        if (process.exitcode or 0) > 0:  # None: not known, where the system collects processes itself
+            return Unreachable("a worker process failed, with the error above")
+        return Unreachable("a worker process was killed, perhaps for want of memory; fewer --processes need less")
+
+    def give(self, batch, mark):
+        worker = self.waiting.index(min(self.waiting))
+        self.given.append((worker, mark))
+        self.waiting[worker] += 1
+        try:
+            self.pipes[worker].send(batch)
+        except OSError:
+            raise self._lost(worker) from None
+
+    def _receive(self, seconds):
+        """Read all answers that arrive within these seconds (None: wait for at least one), from any worker, so that
+        none waits for another."""
+        for pipe in multiprocessing.connection.wait(self.pipes, seconds):
+            worker = self.pipes.index(pipe)
+            try:
+                self.answers[worker].append(pipe.recv())
+            except (EOFError, OSError):
+                raise self._lost(worker) from None
+            self.waiting[worker] -= 1
+
+    def has_answered(self):
+        """Whether take() need not wait."""
+        self._receive(0)
+        return len(self.answers[self.given[0][0]]) > 0
+
+    def take(self):
+        """The result of the oldest batch that was not taken yet, and its mark."""
+        worker, mark = self.given.popleft()
+        while not self.answers[worker]:
+            self._receive(None)
+        return self.answers[worker].popleft(), mark
 
 
 def until_failure(batches, failures):
@@ -66,31 +156,15 @@ def encode_all(processes, batches, encode_batch, start, arguments):
         for batch, mark in batches:
             yield encode_batch(batch), mark
         return
-    given, failures = collections.deque(), []  # (future, mark) from the oldest batch
-    fork, worker = multiprocessing.get_context("fork"), (os.getpid(), start, arguments)
-    pool = concurrent.futures.ProcessPoolExecutor(processes, fork, begin_worker, worker)
-    try:
-        # Forked before the first batch is asked for: reading a data set starts threads.
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            list(pool.map(time.sleep, [0.01] * processes))
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    failures = []
+    # Forked before the first batch is asked for: reading a data set starts threads.
+    with Workers(processes, encode_batch, start, arguments) as workers:
         for batch, mark in until_failure(batches, failures):
-            given.append((pool.submit(encode_batch, batch), mark))
-            while given and (len(given) > 4 * processes or given[0][0].done()):
-                future, its_mark = given.popleft()
-                yield future.result(), its_mark
-        while given:
-            future, its_mark = given.popleft()
-            yield future.result(), its_mark
-    except concurrent.futures.process.BrokenProcessPool:
-        why = "a worker process was killed, perhaps for want of memory; fewer --processes need less"
-        raise Unreachable(why) from None
-    finally:
-        for future, _ in given:
-            future.cancel()
-        pool.shutdown()
+            workers.give(batch, mark)
+            while workers.given and (len(workers.given) > 4 * processes or workers.has_answered()):
+                yield workers.take()
+        while workers.given:
+            yield workers.take()
     if failures:
         raise failures[0]
 
