@@ -22,6 +22,7 @@ from itertools import count
 
 import numpy as np
 
+from export_llmc import byte_alphabet
 from model_dir import END_OF_TEXT, Parser, UserError, Weights, config_expect, config_number, read_json, replacing, run
 from user_error import refuse_foreign
 
@@ -29,52 +30,33 @@ BLOCK_VALUES = 32  # of q8_0
 WORD_BEGINS = "\u2581"
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
-# A name in the GGUF file, the name and the shape in DIR; "%d" is the layer. C channels, F of the MLP, T positions, V tokens,
-# 3: 3 C, 2: token types. Matrices of GPT-2's blocks are [in, out] in DIR and [out, in] in GGUF.
-GPT2_TENSORS = [
-    ("token_embd.weight", "transformer.wte.weight", "VC"),
-    ("position_embd.weight", "transformer.wpe.weight", "TC"),
-    ("output_norm.weight", "transformer.ln_f.weight", "C"),
-    ("output_norm.bias", "transformer.ln_f.bias", "C"),
-]
+# A part of a name in the GGUF file, that in DIR, and the shape of the weight in DIR: C channels, F of the MLP, T
+# positions, V tokens, 3: 3 C, 2: token types. Matrices of GPT-2's blocks are [in, out] in DIR and [out, in] in GGUF.
+# What is no embedding has a bias too.
+GPT2_TENSORS = [("token_embd", "wte", "VC"), ("position_embd", "wpe", "TC"), ("output_norm", "ln_f", "C")]
 GPT2_BLOCK = [
-    ("blk.%d.attn_norm.weight", "transformer.h.%d.ln_1.weight", "C"),
-    ("blk.%d.attn_norm.bias", "transformer.h.%d.ln_1.bias", "C"),
-    ("blk.%d.attn_qkv.weight", "transformer.h.%d.attn.c_attn.weight", "C3"),
-    ("blk.%d.attn_qkv.bias", "transformer.h.%d.attn.c_attn.bias", "3"),
-    ("blk.%d.attn_output.weight", "transformer.h.%d.attn.c_proj.weight", "CC"),
-    ("blk.%d.attn_output.bias", "transformer.h.%d.attn.c_proj.bias", "C"),
-    ("blk.%d.ffn_norm.weight", "transformer.h.%d.ln_2.weight", "C"),
-    ("blk.%d.ffn_norm.bias", "transformer.h.%d.ln_2.bias", "C"),
-    ("blk.%d.ffn_up.weight", "transformer.h.%d.mlp.c_fc.weight", "CF"),
-    ("blk.%d.ffn_up.bias", "transformer.h.%d.mlp.c_fc.bias", "F"),
-    ("blk.%d.ffn_down.weight", "transformer.h.%d.mlp.c_proj.weight", "FC"),
-    ("blk.%d.ffn_down.bias", "transformer.h.%d.mlp.c_proj.bias", "C"),
+    ("attn_norm", "ln_1", "C"),
+    ("attn_qkv", "attn.c_attn", "C3"),
+    ("attn_output", "attn.c_proj", "CC"),
+    ("ffn_norm", "ln_2", "C"),
+    ("ffn_up", "mlp.c_fc", "CF"),
+    ("ffn_down", "mlp.c_proj", "FC"),
 ]
 BERT_TENSORS = [
-    ("token_embd.weight", "bert.embeddings.word_embeddings.weight", "VC"),
-    ("position_embd.weight", "bert.embeddings.position_embeddings.weight", "TC"),
-    ("token_types.weight", "bert.embeddings.token_type_embeddings.weight", "2C"),
-    ("token_embd_norm.weight", "bert.embeddings.LayerNorm.weight", "C"),
-    ("token_embd_norm.bias", "bert.embeddings.LayerNorm.bias", "C"),
+    ("token_embd", "embeddings.word_embeddings", "VC"),
+    ("position_embd", "embeddings.position_embeddings", "TC"),
+    ("token_types", "embeddings.token_type_embeddings", "2C"),
+    ("token_embd_norm", "embeddings.LayerNorm", "C"),
 ]
 BERT_BLOCK = [
-    ("blk.%d.attn_q.weight", "bert.encoder.layer.%d.attention.self.query.weight", "CC"),
-    ("blk.%d.attn_q.bias", "bert.encoder.layer.%d.attention.self.query.bias", "C"),
-    ("blk.%d.attn_k.weight", "bert.encoder.layer.%d.attention.self.key.weight", "CC"),
-    ("blk.%d.attn_k.bias", "bert.encoder.layer.%d.attention.self.key.bias", "C"),
-    ("blk.%d.attn_v.weight", "bert.encoder.layer.%d.attention.self.value.weight", "CC"),
-    ("blk.%d.attn_v.bias", "bert.encoder.layer.%d.attention.self.value.bias", "C"),
-    ("blk.%d.attn_output.weight", "bert.encoder.layer.%d.attention.output.dense.weight", "CC"),
-    ("blk.%d.attn_output.bias", "bert.encoder.layer.%d.attention.output.dense.bias", "C"),
-    ("blk.%d.attn_output_norm.weight", "bert.encoder.layer.%d.attention.output.LayerNorm.weight", "C"),
-    ("blk.%d.attn_output_norm.bias", "bert.encoder.layer.%d.attention.output.LayerNorm.bias", "C"),
-    ("blk.%d.ffn_up.weight", "bert.encoder.layer.%d.intermediate.dense.weight", "FC"),
-    ("blk.%d.ffn_up.bias", "bert.encoder.layer.%d.intermediate.dense.bias", "F"),
-    ("blk.%d.ffn_down.weight", "bert.encoder.layer.%d.output.dense.weight", "CF"),
-    ("blk.%d.ffn_down.bias", "bert.encoder.layer.%d.output.dense.bias", "C"),
-    ("blk.%d.layer_output_norm.weight", "bert.encoder.layer.%d.output.LayerNorm.weight", "C"),
-    ("blk.%d.layer_output_norm.bias", "bert.encoder.layer.%d.output.LayerNorm.bias", "C"),
+    ("attn_q", "attention.self.query", "CC"),
+    ("attn_k", "attention.self.key", "CC"),
+    ("attn_v", "attention.self.value", "CC"),
+    ("attn_output", "attention.output.dense", "CC"),
+    ("attn_output_norm", "attention.output.LayerNorm", "C"),
+    ("ffn_up", "intermediate.dense", "FC"),
+    ("ffn_down", "output.dense", "CF"),
+    ("layer_output_norm", "output.LayerNorm", "C"),
 ]
 FLOAT32_TENSORS = "position_embd.weight", "token_types.weight"
 BUFFERS = ".attn.bias", ".attn.masked_bias", "embeddings.position_ids"  # ends of names of what is no weight
@@ -117,11 +99,6 @@ def expect(part, fixed, path, what):
     for key, value in fixed.items():
         if (part or {}).get(key, value) != value:
             raise UserError(f'{path}: the {what}\'s "{key}" is {part[key]!r}, which GGUF cannot express; only {value!r}')
-
-
-def byte_alphabet():
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    return [chr(b) for b in printable] + [chr(256 + i) for i in range(256 - len(printable))]
 
 
 def read_bpe_json(path):
@@ -270,6 +247,19 @@ def epsilon_of(config, path, key, fallback):
     return float(value)
 
 
+def rows_of(tensors, block, layers, prefix, folder, is_turned):
+    """(name in the GGUF file, name in DIR, letters of its shape there, whether it is turned) of all tensors."""
+    parts = [(a, prefix + b, letters, False) for a, b, letters in tensors]
+    for layer in range(layers):
+        parts += [(f"blk.{layer}.{a}", f"{prefix}{folder}.{layer}.{b}", letters, is_turned) for a, b, letters in block]
+    rows = []
+    for a, b, letters, turned in parts:
+        rows.append((a + ".weight", b + ".weight", letters, turned and len(letters) == 2))
+        if not a.endswith(("embd", "types")):
+            rows.append((a + ".bias", b + ".bias", letters[-1] if turned else letters[0], False))
+    return rows
+
+
 def describe_gpt2(config, path, weights):
     fixed = {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
@@ -282,15 +272,13 @@ def describe_gpt2(config, path, weights):
     names = {"L": "n_layer", "H": "n_head", "C": "n_embd", "T": "n_positions", "V": "vocab_size"}
     sizes = read_sizes(config, path, names)
     sizes["F"] = config_number(config, path, "n_inner", 4 * sizes["C"])
-    rows = [(a, b, shape, False) for a, b, shape in GPT2_TENSORS]
+    rows = rows_of(GPT2_TENSORS, GPT2_BLOCK, sizes["L"], "transformer.", "h", True)
     if not config.get("tie_word_embeddings", True):
         rows.append(("output.weight", "lm_head.weight", "VC", False))
     elif weights.find("lm_head.weight"):
         head, wte = (weights.get(name, (sizes["V"], sizes["C"])) for name in ("lm_head.weight", "transformer.wte.weight"))
         if head.tobytes() != wte.tobytes():
             raise UserError(f'{path}: key "tie_word_embeddings": is true, but the file\'s lm_head.weight is not wte.weight')
-    for layer in range(sizes["L"]):
-        rows += [(a % layer, b % layer, shape, len(shape) == 2) for a, b, shape in GPT2_BLOCK]
     epsilon = epsilon_of(config, path, "layer_norm_epsilon", 1e-5)
     return sizes, rows, epsilon
 
@@ -306,9 +294,7 @@ def describe_bert(config, path, weights):
     names = {"L": "num_hidden_layers", "H": "num_attention_heads", "C": "hidden_size", "F": "intermediate_size"}
     sizes = read_sizes(config, path, {**names, "T": "max_position_embeddings", "V": "vocab_size"})
     sizes["2"] = config_number(config, path, "type_vocab_size", 2)
-    rows = [(a, b, shape, False) for a, b, shape in BERT_TENSORS]
-    for layer in range(sizes["L"]):
-        rows += [(a % layer, b % layer, shape, False) for a, b, shape in BERT_BLOCK]
+    rows = rows_of(BERT_TENSORS, BERT_BLOCK, sizes["L"], "bert.", "encoder.layer", False)
     # Older files have other names for what scales and shifts.
     for i, (a, b, shape, is_turned) in enumerate(rows):
         old = b.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")

@@ -5,8 +5,7 @@ block's number in it and the number of parts. With at least as many files as par
 fewer, several parts read the same file and each encodes its share of the blocks.
 
 A part lies in OUT/parts/K-of-N/, like unfinished work (work.py), with one more file, `blocks`: a record per block, with
-its file, its number, and the sizes of the other files after it. Joining reads the blocks in the order of the text.
-Their tokens are copied only once, into the shards; of their other numbers, one block's at a time are in memory.
+its file, its number, and the sizes of the other files after it. Joining copies the blocks in the order of the text.
 """
 import argparse
 import collections
@@ -14,7 +13,6 @@ import json
 import os
 import re
 import struct
-from array import array
 
 from documents import UserError, parse_json
 
@@ -68,18 +66,6 @@ def check_options(options):
         raise UserError(f"--train-vocab and {flag}: make the vocabulary first, from a sample, and give it with --vocab")
 
 
-def listed(numbers):
-    """1, 2, 3, 7 as "1-3, 7"; of many only the first."""
-    runs = []
-    for n in numbers:
-        if runs and runs[-1][1] == n - 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    texts = [f"{a}" if a == b else f"{a}-{b}" for a, b in runs]
-    return ", ".join(texts[:8]) + (" ..." if len(texts) > 8 else "")
-
-
 # ----------------------------------------------------------------------------------------------------------
 # Finding and checking all parts
 
@@ -114,7 +100,10 @@ class Done:
     def read(self, name, begin, end):
         with open(os.path.join(self.folder, name), "rb") as f:
             f.seek(begin)
-            return f.read(end - begin)
+            data = f.read(end - begin)
+        if len(data) < end - begin:
+            raise UserError(f"part {self.part}: became shorter while it was read")
+        return data
 
     def blocks(self, streams):
         """((file, number in it), {stream: (begin, end)}) of each block."""
@@ -149,7 +138,8 @@ def find_parts(out, settings, streams):
         parts[p.part.number] = p
     missing = [k for k in range(1, count + 1) if k not in parts]
     if missing:
-        raise UserError(f"part{'s' * (len(missing) > 1)} {listed(missing)} of {count}: not in {folder}; make all parts first")
+        named = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)
+        raise UserError(f"part {named} of {count}: not in {folder}; make all parts first")
     return parts, source["files"] if source else 0
 
 
@@ -175,65 +165,19 @@ def blocks_in_order(parts, files, streams):
 # Joining
 
 
-class Joined:
-    """The tokens of all blocks, read like one file."""
-
-    def __init__(self):
-        self.parts, self.begins = [], array("Q")  # of each segment, the part and where it begins there
-        self.ends = array("Q")  # of each segment, in the whole
-        self.at = self.segment = self.last_end = 0
-
-    def add(self, part, begin, end):
-        total = self.size()
-        if self.parts and self.parts[-1] is part and self.last_end == begin:
-            self.ends[-1] += end - begin
-        else:
-            self.parts.append(part)
-            self.begins.append(begin)
-            self.ends.append(total + end - begin)
-        self.last_end = end
-
-    def size(self):
-        return self.ends[-1] if self.ends else 0
-
-    def seek(self, at):
-        self.at, self.segment = at, 0
-
-    def tell(self):
-        return self.at
-
-    def read(self, n):
-        pieces = []
-        while n > 0 and self.at < self.size():
-            while self.ends[self.segment] <= self.at:
-                self.segment += 1
-            end = self.ends[self.segment]
-            begin = self.begins[self.segment] + self.at - (self.ends[self.segment - 1] if self.segment else 0)
-            piece = self.parts[self.segment].read("tokens", begin, begin + min(n, end - self.at))
-            if not piece:
-                raise UserError(f"part {self.parts[self.segment].part}: became shorter while it was read")
-            pieces.append(piece)
-            n -= len(piece)
-            self.at += len(piece)
-        return b"".join(pieces)
-
-    def close(self):
-        pass
-
-
 def join(work, settings, streams, width, relocate):
-    """Put all blocks together in the work: its tokens are then read from the parts, its other streams are files. Stops where
-    there are --limit-tokens, as a run does. relocate(stream, data, begin, tokens): the numbers of a block whose tokens began
-    at `begin` in its part and begin at `tokens` in the whole."""
+    """Put all blocks together in the work, as a run would have left it. Stops where there are --limit-tokens, as a run
+    does. relocate(stream, data, begin, tokens): the numbers of a block whose tokens began at `begin` in its part and
+    begin at `tokens` in the whole."""
     parts, files = find_parts(work.options.out, json.loads(json.dumps(settings)), streams)
-    limit = work.options.limit_tokens
-    joined = Joined()
+    limit, tokens = work.options.limit_tokens, 0
     for part, ranges in blocks_in_order(parts, files, streams):
-        begin = joined.size()
-        for name in streams[1:]:
+        for name in streams:
             data = part.read(name, *ranges[name])
-            work.files[name].write(relocate(name, data, ranges[streams[0]][0] // width, begin // width))
-        joined.add(part, *ranges[streams[0]])
-        if limit is not None and joined.size() >= limit * width:
+            if name != streams[0]:
+                data = relocate(name, data, ranges[streams[0]][0] // width, tokens)
+            work.files[name].write(data)
+        tokens = work.files[streams[0]].tell() // width
+        if limit is not None and tokens >= limit:
             break
-    work.use_joined(joined, joined.size() // width)
+    work.done.update(complete=True, tokens=tokens)

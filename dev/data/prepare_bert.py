@@ -32,7 +32,7 @@ its work is in preparation/ in the output directory; work and output together ta
 A preparation can be divided among jobs, on one machine or on several with one file system: run the same command with
 --part 1/64, --part 2/64, ... --part 64/64, in any order, then once with --join. The output equals that of a single run.
 Each part has its own work in parts/ in the output directory and can be resumed. --join checks that all parts are there,
-and removes them when the files are written.
+copies them, and removes them when the files are written.
 
 A sentence ends at a line's end, and after . ! ? (and closing quotes or brackets after them) before white space and a
 possible sentence start; not after an initial or a common abbreviation. [MASK] and the like in a text are ordinary text.

@@ -38,7 +38,7 @@ import zlib
 from array import array
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from documents import Parser, UserError, check_format, decompress, fraction, parse_json, positive, run
+from documents import Parser, UserError, check_format, decompress, fraction, parse_json, positive, read_json, run
 from prepare_gpt2 import END_OF_TEXT, MAGICS, Vocabulary, make_tokenizer
 from work import Output, Work, library_threads, write_atomically
 
@@ -50,6 +50,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 ROW_TOKENS = 1024  # without a model
+SHARD_TOKENS = 100_000_000
 AT_ONCE = 1024  # conversations that are encoded at a time
 OPEN_ROWS = 64  # that a conversation may still go into
 BITS = bytes(range(48, 50)) + bytes(254)
@@ -59,16 +60,16 @@ BITS = bytes(range(48, 50)) + bytes(254)
 # Conversations
 
 
-def messages_of(line, key):
+def messages_of(line):
     """[(role, content, whether it counts for the loss)] of a line, checked."""
     try:
-        messages = parse_json(line)[key]
+        messages = parse_json(line)["messages"]
     except ValueError as e:
         raise UserError(f"is not JSON: {e}")
     except (KeyError, TypeError):
-        raise UserError(f"is not an object with the key {key!r}; see --messages-key")
+        raise UserError("is not an object with the key 'messages'")
     if not isinstance(messages, list) or not messages:
-        raise UserError(f"{key!r} is not a list of messages")
+        raise UserError("'messages' is not a list of messages")
     found = []
     for i, message in enumerate(messages, 1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -95,7 +96,7 @@ def messages_of(line, key):
     return found
 
 
-def read_conversations(paths, key):
+def read_conversations(paths):
     for path in paths:
         number = 0
         try:
@@ -103,7 +104,7 @@ def read_conversations(paths, key):
                 check_format(f.peek(8))
                 for number, line in enumerate(f, 1):
                     if line.strip():
-                        yield messages_of(line.decode("utf-8-sig"), key)
+                        yield messages_of(line.decode("utf-8-sig"))
         except UserError as e:
             raise UserError(f"{path}: line {number}: {e}" if number else f"{path}: {e}")
         except UnicodeDecodeError as e:
@@ -230,7 +231,7 @@ class Spool:
 
 def write_shards(folder, prefix, conversations, options, filler, width):
     """Names of the shards, and the number of rows in them."""
-    most, names, rows, total = max(1, options.shard_tokens // options.tokens), [], [], 0
+    most, names, rows, total = max(1, SHARD_TOKENS // options.tokens), [], [], 0
 
     def write():
         names.append(f"{prefix}_{len(names):06d}.bin")
@@ -251,23 +252,14 @@ def write_shards(folder, prefix, conversations, options, filler, width):
 # Tokenizer and model
 
 
-def read_json(path, fallback=None):
-    if fallback is not None and not os.path.isfile(path):
-        return fallback
-    try:
-        with open(path, encoding="utf-8") as f:
-            return parse_json(f.read())
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path}: cannot be read as JSON: {e}")
-
-
 def extended_tokenizer(directory, vocabulary):
     """({name: text} of the tokenizer's files with the special tokens, their ids, the size of the vocabulary)."""
     path = os.path.join(directory, "tokenizer.json")
     tree = json.loads(vocabulary.copies.get("tokenizer.json", vocabulary.text))
-    config = read_json(os.path.join(directory, "tokenizer_config.json"), {})
+    settings = os.path.join(directory, "tokenizer_config.json")
+    config = read_json(settings) if os.path.isfile(settings) else {}
     if not isinstance(config, dict):
-        raise UserError(f"{directory}/tokenizer_config.json: is not an object of settings")
+        raise UserError(f"{settings}: is not an object of settings")
     if config.get("chat_template", TEMPLATE) != TEMPLATE or os.path.exists(os.path.join(directory, "chat_template.jinja")):
         raise UserError(f"{directory}: its tokenizer has a chat template of its own; only this script's is supported")
     try:
@@ -387,7 +379,7 @@ def prepare(options):
         spool, encoder = Spool(work.files), Encoder(vocabulary, ids, options.tokens)
         answers = 0
         with library_threads():
-            for tokens, mask in encoder.encode_all(read_conversations(options.local, options.messages_key)):
+            for tokens, mask in encoder.encode_all(read_conversations(options.local)):
                 spool.add(tokens, mask)
                 answers += sum(mask)
         count = len(spool.lengths)
@@ -432,8 +424,6 @@ def parse(arguments):
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the shards")
     parser.add_argument("--tokens", type=positive, metavar="T", help="of a row (default: the model's positions, or 1024)")
     parser.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="default: 0.01")
-    parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
-    parser.add_argument("--messages-key", default="messages", metavar="KEY", help="default: messages")
     parser.set_defaults(part=None, join=False, restart=False)  # for Work
     options = parser.parse_args(arguments)
     for path in options.local:

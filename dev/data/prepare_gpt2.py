@@ -34,7 +34,7 @@ its work is in preparation/ in the output directory; work and shards together ta
 A preparation can be divided among jobs, on one machine or on several with one file system: run the same command with
 --part 1/64, --part 2/64, ... --part 64/64, in any order, then once with --join. The output equals that of a single run.
 Each part has its own work in parts/ in the output directory and can be resumed. --join checks that all parts are there,
-and removes them when the files are written.
+copies them, and removes them when the files are written.
 
 Validation is one of:
   --val-tokens N      the FIRST N tokens, as llm.c does with tinyshakespeare; the rest is for training

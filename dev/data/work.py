@@ -180,15 +180,13 @@ def duration(seconds):
 
 
 class Progress:
-    """The progress of a stage of the work, on stderr: tqdm's bar if it is installed and stderr is a terminal; without
-    tqdm a line that is rewritten on terminals; elsewhere a line twice a minute."""
+    """The progress of a stage of the work, on stderr: a line that is rewritten on terminals, elsewhere one twice a
+    minute."""
 
     def __init__(self, what):
-        self.what = what
-        self.begun = self.shown = time.monotonic()
-        self.first = self.bar = None
+        self.what, self.shown = what, time.monotonic()
+        self.first = None
         self.tty = sys.stderr.isatty()
-        self.used = False
 
     def show(self, fraction, text):
         """`fraction` of the stage is done; None if unknown. The time left is estimated from the progress since this
@@ -198,48 +196,17 @@ class Progress:
             self.first, self.counted = fraction, now
         if now - self.shown < (0.5 if self.tty else 30):
             return
-        self.shown, self.used = now, True
-        if self.tty and fraction is not None and self._show_bar(fraction, text):
-            return
-        line = f"{self.what}: {text}"
+        self.shown, line = now, f"{self.what}: {text}"
         if fraction is not None:
             line += f", {100 * fraction:.1f} %"
             if fraction > self.first:
                 left = (now - self.counted) * (1 - fraction) / (fraction - self.first)
                 line += f", {duration(left)} left"
-        sys.stderr.write(f"\r{line}\033[K" if self.tty else line + "\n")
-        sys.stderr.flush()
-
-    def _show_bar(self, fraction, text):
-        try:
-            import tqdm
-        except ImportError:
-            return False
-        if self.bar is None:
-            form = "{desc}: {percentage:3.0f} %|{bar}| {postfix[0]} [{elapsed}, {remaining} left]"
-            # Some terminals do not know their size; tqdm writes nothing on those.
-            width = shutil.get_terminal_size().columns - 1
-            self.bar = tqdm.tqdm(
-                desc=self.what,
-                total=1.0,
-                initial=self.first,
-                bar_format=form,
-                postfix=[text],
-                leave=False,
-                ncols=width,
-                nrows=24,
-            )
-            self.bar.start_t -= time.monotonic() - self.counted
-        self.bar.postfix[0] = text
-        self.bar.n = min(fraction, 1.0)
-        self.bar.refresh()
-        return True
+        print(f"\r{line}\033[K" if self.tty else line, end="" if self.tty else "\n", file=sys.stderr, flush=True)
 
     def end(self):
-        if self.bar is not None:
-            self.bar.close()
-        elif self.tty and self.used:
-            sys.stderr.write("\r\033[K")
+        if self.tty:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -442,12 +409,6 @@ class Work:
         """All of a part is done: it stays where it is."""
         self.save()
         print(f"{self.folder}: part {self.options.part}, {self.what_is_done()}; join all with --join")
-
-    def use_joined(self, joined, tokens):
-        """The tokens of all parts, as if they had been encoded here."""
-        self.files["tokens"].close()
-        self.files["tokens"] = joined
-        self.done = {**self.done, "complete": True, "tokens": tokens}
 
     def forget_parts(self):
         shutil.rmtree(os.path.join(self.options.out, parts.FOLDER))

@@ -164,7 +164,7 @@ def compare(name, kinds, got, want):
 
 def check_words(program, folder, work):
     """Where words end, for every character after a letter, a number, another character, white space and itself. Where
-    the library has another Unicode version, make the table again: dev/data/unicode_tables.py classes."""
+    the library has another Unicode version, dev/data/unicode_tables.py makes the tables again."""
     split = ByteLevel(add_prefix_space=False).pre_tokenize_str
     characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
     parts = [characters[i : i + 4096] for i in range(0, len(characters), 4096)]

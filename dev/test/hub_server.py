@@ -1,11 +1,11 @@
-#!/usr/bin/env python3
-"""A local server that speaks the protocol of the Hugging Face Hub, as far as uploads and downloads of models need it.
+"""A server on this machine that stands in for the net: files, and as much of the Hugging Face hub's interface as
+reading and writing public models and reading public data sets take, for libraries whose HF_ENDPOINT is its address.
 
-    hub_server.py FOLDER        prints its address, then serves until it is killed
+    with Hub(folder) as hub: ...
 
-Repositories lie in FOLDER/NAME, one file each, and FOLDER/.objects has the large files by their SHA-256. Whoever writes must
-send the token "local". FOLDER/.requests lists what was asked for. Where FOLDER/.fail exists, the next request whose method
-and path match its text, a regular expression, gets status 500, and the file is removed.
+FOLDER/OWNER/NAME is a repository, of models or of data; /files/NAME is the file FOLDER/files/NAME. Whoever writes must
+send the token "local". hub.requests lists what was asked for. Faults: the next request that matches hub.fails gets
+status 500; files end after hub.cut bytes, though more was announced.
 """
 import base64
 import hashlib
@@ -13,27 +13,10 @@ import http.server
 import json
 import os
 import re
-import sys
+import threading
 import urllib.parse
 
-ROOT = os.path.realpath(sys.argv[1])
-OBJECTS = os.path.join(ROOT, ".objects")
-NAME = r"(?P<name>[\w.-]+/[\w.-]+)"
-os.makedirs(OBJECTS, exist_ok=True)
-
-
-def commit_of(name):
-    """A hash of all files of a repository, in place of git's."""
-    digest = hashlib.sha1(name.encode())
-    for path in files_of(name):
-        with open(os.path.join(ROOT, name, path), "rb") as f:
-            digest.update(path.encode() + b"\0" + f.read())
-    return digest.hexdigest()
-
-
-def files_of(name):
-    top = os.path.join(ROOT, name)
-    return sorted(os.path.relpath(os.path.join(d, f), top) for d, _, files in os.walk(top) for f in files)
+from verdicts import contents, read, write
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -42,153 +25,176 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def answer(self, status, body=b"", **headers):
+    def answer(self, status, body=b"", most=None, **headers):
         if not isinstance(body, bytes):
-            body = json.dumps(body).encode()
-            headers["Content-Type"] = "application/json"
+            body, headers = json.dumps(body).encode(), {**headers, "Content_Type": "application/json"}
         self.send_response(status)
-        for key, value in headers.items():
-            self.send_header(key.replace("_", "-"), value)
-        if "Content_Length" not in headers:
-            self.send_header("Content-Length", str(len(body)))
+        for key, value in {"Content_Length": len(body), **headers}.items():
+            self.send_header(key.replace("_", "-"), str(value))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(body[:most])
+        self.close_connection |= most is not None
 
     def refuse(self, status, code, message):
         self.answer(status, {"error": message}, X_Error_Code=code, X_Error_Message=message)
 
     def handle_request(self):
-        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        url = urllib.parse.urlsplit(self.path)
-        path = urllib.parse.unquote(url.path)
-        with open(os.path.join(ROOT, ".requests"), "a") as f:
-            print(self.command, path, file=f)
-        fail = os.path.join(ROOT, ".fail")
-        if os.path.exists(fail) and re.search(open(fail).read().strip(), f"{self.command} {path}"):
-            os.remove(fail)
+        self.hub, self.body = self.server.hub, self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        request = f"{self.command} {path}"
+        self.hub.requests.append(request)
+        if self.hub.fails and re.search(self.hub.fails, request):
+            self.hub.fails = None
             return self.refuse(500, "", "the test's own failure")
         writes = self.command in ("POST", "PUT") and "paths-info" not in path
-        if writes and "/.objects/" not in path and self.headers.get("Authorization") != "Bearer local":
+        if writes and "/objects/" not in path and self.headers.get("Authorization") != "Bearer local":
             return self.refuse(401, "", "Invalid username or password.")
         for method, pattern, answer in ROUTES:
             found = re.fullmatch(pattern, path)
             if method == self.command.replace("HEAD", "GET") and found:
-                name = found.groupdict().get("name")
-                if name and not os.path.isdir(os.path.join(ROOT, name)):
-                    return self.refuse(404 if not writes else 401, "RepoNotFound", "Repository not found")
-                return answer(self, **found.groupdict())
+                values = found.groupdict()
+                if "name" in values and not os.path.isdir(self.folder(values["name"])):
+                    return self.refuse(401 if writes else 404, "RepoNotFound", "Repository not found")
+                if values.get("revision") not in (None, "main", *self.commits(values.get("name"))):
+                    return self.refuse(404, "RevisionNotFound", "Invalid rev id")
+                return answer(self, **values)
         return self.refuse(404, "", f"{path}: this server has no such address")
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_request
 
+    # Repositories
+
+    def folder(self, name):
+        return os.path.join(self.hub.folder, name)
+
+    def commits(self, name):
+        """Those that were announced, and hashes of all files of the repository in place of git's."""
+        if name:
+            files = sorted(contents(self.folder(name)).items())
+            self.commit_id = hashlib.sha1(repr(files).encode()).hexdigest()
+            self.hub.commits.add(self.commit_id)
+        return self.hub.commits
+
+    def entries(self, name, below=""):
+        """Files and folders as the hub's trees list them."""
+        found = contents(self.folder(name))
+        folders = {path[:i] for path in found for i in range(len(path)) if path[i] == "/"}
+        listed = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in folders]
+        listed += [{"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                   for path, data in found.items()]
+        return [entry for entry in sorted(listed, key=lambda e: e["path"]) if entry["path"].startswith(below)]
+
     def url(self, path):
-        return f"http://{self.headers['Host']}/{path}"
+        return f"{self.hub.address}/{path}"
 
     # What the routes do
 
     def create(self):
         wanted = json.loads(self.body)
         name = f"{wanted.get('organization') or 'user'}/{wanted['name'].split('/')[-1]}"
-        there = os.path.isdir(os.path.join(ROOT, name))
-        os.makedirs(os.path.join(ROOT, name), exist_ok=True)
-        self.answer(409 if there else 200, {"url": self.url(name), "name": name, "id": name})
+        status = 409 if os.path.isdir(self.folder(name)) else 200
+        os.makedirs(self.folder(name), exist_ok=True)
+        self.answer(status, {"url": self.url(name), "name": name, "id": name})
 
     def validate(self):
-        content = json.loads(self.body)["content"]
-        good = re.match(r"---\n(\w+: .*\n)+---\n", content)
+        good = re.match(r"---\n(\w+: .*\n)+---\n", json.loads(self.body)["content"])
         self.answer(200, {"errors": [] if good else [{"message": "no front matter"}], "warnings": []})
 
-    def info(self, name, revision="main"):
-        if revision not in ("main", commit_of(name)):
-            return self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        siblings = [{"rfilename": path} for path in files_of(name)]
-        return self.answer(200, {"id": name, "modelId": name, "sha": commit_of(name), "siblings": siblings,
-                                 "private": False, "tags": [], "downloads": 0, "likes": 0})
+    def info(self, name, revision=None):
+        files = [{"rfilename": path} for path in sorted(contents(self.folder(name)))]
+        self.answer(200, {"id": name, "modelId": name, "sha": self.commit_id, "siblings": files, "private": False,
+                          "gated": False, "disabled": False, "tags": [], "downloads": 0, "likes": 0})
 
-    def tree(self, name, revision):
-        self.answer(200, [self.entry(name, path) for path in files_of(name)])
-
-    def entry(self, name, path):
-        with open(os.path.join(ROOT, name, path), "rb") as f:
-            data = f.read()
-        return {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+    def tree(self, name, revision, below=None):
+        below = f"{below}/" if below else ""
+        found = self.entries(name, below)
+        if below and not found:
+            return self.refuse(404, "EntryNotFound", "Entry not found")
+        if "recursive=true" not in self.path.lower():
+            found = [entry for entry in found if "/" not in entry["path"][len(below) :]]
+        return self.answer(200, found)
 
     def paths(self, name, revision):
-        wanted = urllib.parse.parse_qs(self.body.decode()).get("paths", [])
-        if self.body[:1] == b"{":
-            wanted = json.loads(self.body)["paths"]
-        self.answer(200, [self.entry(name, path) for path in files_of(name) if path in wanted])
+        is_json, parse_qs = self.body[:1] == b"{", urllib.parse.parse_qs
+        wanted = json.loads(self.body)["paths"] if is_json else parse_qs(self.body.decode()).get("paths", [])
+        self.answer(200, [entry for entry in self.entries(name) if entry["path"] in wanted])
 
     def preupload(self, name, revision):
-        files = [{"path": f["path"], "shouldIgnore": False,
-                  "uploadMode": "lfs" if f["path"].endswith(".safetensors") else "regular"}
-                 for f in json.loads(self.body)["files"]]
-        self.answer(200, {"files": files})
+        modes = {True: "lfs", False: "regular"}
+        self.answer(200, {"files": [{"path": f["path"], "shouldIgnore": False,
+                                     "uploadMode": modes[f["path"].endswith(".safetensors")]}
+                                    for f in json.loads(self.body)["files"]]})
 
     def batch(self, name):
-        objects = []
-        for wanted in json.loads(self.body)["objects"]:
-            there = os.path.exists(os.path.join(OBJECTS, wanted["oid"]))
-            upload = {"upload": {"href": self.url(".objects/" + wanted["oid"]), "header": {}}}
-            objects.append({**wanted, **({} if there else {"actions": upload})})
-        self.answer(200, {"transfer": "basic", "objects": objects})
+        def described(wanted):
+            upload = {"upload": {"href": self.url("objects/" + wanted["oid"]), "header": {}}}
+            return {**wanted, **({} if wanted["oid"] in self.hub.objects else {"actions": upload})}
+
+        self.answer(200, {"transfer": "basic", "objects": list(map(described, json.loads(self.body)["objects"]))})
 
     def put(self, oid):
         if hashlib.sha256(self.body).hexdigest() != oid:
             return self.refuse(400, "", "the bytes do not have this hash")
-        with open(os.path.join(OBJECTS, oid), "wb") as f:
-            f.write(self.body)
+        self.hub.objects[oid] = self.body
         return self.answer(200)
 
     def commit(self, name, revision):
         for line in map(json.loads, self.body.splitlines()):
             value = line["value"]
-            if line["key"] == "header":
-                continue
-            path = os.path.realpath(os.path.join(ROOT, name, value["path"]))
-            if not path.startswith(os.path.join(ROOT, name, "")):
-                return self.refuse(400, "", "a path that leads elsewhere")
-            if line["key"] == "file":
-                data = base64.b64decode(value["content"])
-            else:
-                with open(os.path.join(OBJECTS, value["oid"]), "rb") as f:
-                    data = f.read()
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb") as f:
-                f.write(data)
-        return self.answer(200, {"success": True, "commitOid": commit_of(name), "hookOutput": "",
-                                 "commitUrl": self.url(f"{name}/commit/{commit_of(name)}")})
+            if line["key"] != "header":
+                is_file = line["key"] == "file"
+                data = base64.b64decode(value["content"]) if is_file else self.hub.objects[value["oid"]]
+                write(os.path.join(self.folder(name), value["path"]), data)
+        self.commits(name)
+        self.answer(200, {"success": True, "commitOid": self.commit_id, "hookOutput": "",
+                          "commitUrl": self.url(f"{name}/commit/{self.commit_id}")})
 
-    def resolve(self, name, revision, path):
-        if revision not in ("main", commit_of(name)):
-            return self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        if path not in files_of(name):
+    def resolve(self, path, name="", revision=None):
+        full = os.path.join(self.folder(name or "files"), path)
+        if not os.path.isfile(full):
             return self.refuse(404, "EntryNotFound", "Entry not found")
-        with open(os.path.join(ROOT, name, path), "rb") as f:
-            data = f.read()
-        start = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(start.group(1)) if start else 0
-        return self.answer(206 if start else 200, data[start:], X_Repo_Commit=commit_of(name),
-                           ETag=f'"{hashlib.sha256(data).hexdigest()}"', Content_Length=str(len(data) - start))
+        data = read(full, "rb")
+        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept_Ranges": "bytes"}
+        headers.update({"X_Repo_Commit": self.commit_id} if name else {})
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if not asked:
+            return self.answer(200, data, self.hub.cut, **headers)
+        first, last = int(asked[1]), min(int(asked[2] or len(data)), len(data) - 1)
+        headers["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
+        return self.answer(206, data[first : last + 1], **headers)
 
 
-API = f"/api/models/{NAME}"
+NAME, REVISION = r"(?P<name>[\w.-]+/[\w.-]+)", "(?P<revision>[^/]+)"
+API = f"/api/(?:models|datasets)/{NAME}"
 ROUTES = [
     ("POST", "/api/repos/create", Handler.create),
     ("POST", "/api/validate-yaml", Handler.validate),
     ("GET", API, Handler.info),
-    ("GET", API + "/revision/(?P<revision>[^/]+)", Handler.info),
-    ("GET", API + "/tree/(?P<revision>[^/]+)", Handler.tree),
-    ("POST", API + "/paths-info/(?P<revision>[^/]+)", Handler.paths),
-    ("POST", API + "/preupload/(?P<revision>[^/]+)", Handler.preupload),
-    ("POST", API + "/commit/(?P<revision>[^/]+)", Handler.commit),
+    ("GET", f"{API}/revision/{REVISION}", Handler.info),
+    ("GET", f"{API}/tree/{REVISION}(?:/(?P<below>.+))?", Handler.tree),
+    ("POST", f"{API}/paths-info/{REVISION}", Handler.paths),
+    ("POST", f"{API}/preupload/{REVISION}", Handler.preupload),
+    ("POST", f"{API}/commit/{REVISION}", Handler.commit),
     ("POST", f"/{NAME}.git/info/lfs/objects/batch", Handler.batch),
-    ("PUT", "/.objects/(?P<oid>[0-9a-f]{64})", Handler.put),
-    ("GET", f"/{NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Handler.resolve),
+    ("PUT", "/objects/(?P<oid>[0-9a-f]{64})", Handler.put),
+    ("GET", "/files/(?P<path>[^/]+)", Handler.resolve),
+    ("GET", f"/(?:datasets/)?{NAME}/resolve/{REVISION}/(?P<path>.+)", Handler.resolve),
 ]
 
-if __name__ == "__main__":
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    print(f"http://127.0.0.1:{server.server_port}", flush=True)
-    server.serve_forever()
+
+class Hub:
+    def __init__(self, folder):
+        self.folder, self.requests, self.commits, self.objects = folder, [], set(), {}
+        self.fails = self.cut = None
+
+    def __enter__(self):
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads, self.server.hub = True, self
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()

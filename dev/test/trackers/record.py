@@ -1,4 +1,4 @@
-"""What the stand-ins share: one line of JSON a call, in the file that TRACK_RECORD names.
+"""What the stand-ins for trackers share: one line of JSON a call, in the file that TRACK_RECORD names.
 
 A line can be torn: a kill stops a write where a page of the file ends, and a reader can come between two pages. So a
 line begins with a newline, which ends a torn one before it, and readers leave out what is not whole: that call did not
@@ -19,14 +19,10 @@ def put(call, **values):
 
 
 def calls(call, path=None):
-    path = path or os.environ["TRACK_RECORD"]
-    if not os.path.exists(path):
-        return []
-    values = []
-    with open(path, encoding="utf-8") as f:
-        for line in f:
-            try:
-                values.append(json.loads(line))
-            except json.JSONDecodeError:
-                pass  # a newline alone, or a torn line
+    values, path = [], path or os.environ["TRACK_RECORD"]
+    for line in open(path, encoding="utf-8") if os.path.exists(path) else ():
+        try:
+            values.append(json.loads(line))
+        except json.JSONDecodeError:
+            pass  # a newline alone, or a torn line
     return [value for value in values if value["call"] == call]

@@ -3,7 +3,7 @@ import record
 
 
 class Config:
-    def update(self, d, allow_val_change=None):
+    def update(self, d, allow_val_change):
         assert allow_val_change
         record.put("change", config=d)
 
@@ -17,22 +17,21 @@ class Run:
             record.put("note", text=value)
         super().__setattr__(name, value)
 
-    def define_metric(self, name, step_metric=None, step_sync=None, hidden=None, summary=None, overwrite=None):
+    def define_metric(self, name, step_metric=None):
         record.put("define", name=name, step_metric=step_metric)
 
-    def log(self, data, step=None, commit=None):
-        assert step is None and isinstance(data["step"], int)
+    def log(self, data):
+        assert isinstance(data["step"], int)
         record.put("log", run=self.id, step=data["step"], numbers={k: v for k, v in data.items() if k != "step"})
 
-    def save(self, glob_str, base_path=None, policy="live", glob=True):
+    def save(self, glob_str, base_path, policy):
         record.put("file", path=str(glob_str), base=str(base_path))
-        return True
 
-    def finish(self, exit_code=None):
+    def finish(self):
         record.put("finish")
 
 
-def init(entity=None, project=None, dir=None, id=None, name=None, notes=None, tags=None, config=None, mode=None, resume=None):
+def init(*, project, id, name, config, resume):
     assert id and resume == "allow"
     record.put("init", project=project, run=id, name=name, config=config)
     return Run(id)
