@@ -163,7 +163,7 @@ def main():
                 name, made = (part.strip() for part in text[5:].split("=", 1))
                 why = runs.make(name, made)
                 if why:
-                    cases.case("FAIL", f"the model {name}", why)
+                    cases.case("skip" if "mpirun" in why else "FAIL", f"the model {name}", why)
                 continue
             run, expected, *edits = (part.strip() for part in text.split(" | "))
             status, _, pattern = expected.partition(" ")

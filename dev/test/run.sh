@@ -173,16 +173,13 @@ else skip scripts "${PYTHON:-python3} has no numpy and tokenizers (pip install t
 run profile_scripts bash dev/test/profile_scripts.sh
 [ "${build##*/}" = san ] || run page python3 dev/test/page.py
 run resume bash dev/test/resume.sh "$gpt2"
-run resume_bert bash dev/test/resume.sh "$bert"
 run fp8 bash dev/test/fp8.sh "$gpt2"
 run fp8_bert bash dev/test/fp8.sh "$bert"
-run run_dir bash dev/test/run_dir.sh "$gpt2"
 run profile_gpt2 bash dev/test/profile.sh "$gpt2"
 run profile_bert bash dev/test/profile.sh "$bert"
 run order "$build/test_order"
 run comm bash dev/test/comm.sh "$build/test_comm"
 run ranks bash dev/test/ranks.sh "$gpt2"
-run ranks_bert bash dev/test/ranks.sh "$bert"
 run slurm bash dev/test/slurm.sh "$gpt2"
 [ "${build##*/}" = san ] || run docs bash dev/test/docs.sh "$build"
 command -v nvidia-smi >/dev/null || skip gpu "this machine has no NVIDIA GPU"
