@@ -185,11 +185,11 @@ kill -TERM $pid
 join
 verdict 'a second run in the same directory is refused' "${why:-$(ended_with 0)}"
 
-# A new run takes OUT once it has read all that it needs. Here it stands still in a shard of 2^31 - 1 zeros, which it scans,
+# A new run takes OUT once it has read all that it needs. Here it stands still in a shard of 2^30 - 1 zeros, which it scans,
 # while another run trains in OUT.
 rm -rf "$out"
-{ little_endian 4 20240520; little_endian 4 1; little_endian 4 2147483647; } >"$work/zeros.bin"
-truncate -s $((1024 + 2 * 2147483647)) "$work/zeros.bin"
+{ little_endian 4 20240520; little_endian 4 1; little_endian 4 1073741823; } >"$work/zeros.bin"
+truncate -s $((1024 + 2 * 1073741823)) "$work/zeros.bin"
 "$PROGRAM" "${TINY[@]}" -s 0 -i "$work/zeros.bin" -x 2 -o "$out" </dev/null >"$work/stdout" 2>"$work/late" &
 pid=$!
 until ls -l /proc/$pid/fd 2>/dev/null | grep -q zeros.bin || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
