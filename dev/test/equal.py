@@ -50,6 +50,8 @@ def put_files(runs):
     put_shard(at("all.bin"), first[:65])
     put_shard(at("ones.bin"), first[:65], [1] * 72)
     put_shard(at("some.bin"), first[:65], [i < 21 for i in range(65)])  # two of four sequences have no target
+    put_shard(at("rest.bin"), first[:65], [i >= 21 for i in range(65)])
+    put_shard(at("grows.bin"), [256 if i < 768 and i % 4 == 0 else i % 97 for i in range(1537)])
     # Four documents of 10 to 18 tokens in three sentences: micro-batches differ in their numbers of masked tokens.
     head = [20261121, 1, 60, 12, 4, 261, 256, 257, 258, 259, 260]
     ends = [0, 3, 6, 10, 15, 20, 24, 30, 36, 42, 48, 54, 60, 0, 3, 6, 9, 12, 0, 0, 0, 0] + 4 * [2**32 - 1] + [0]
@@ -61,6 +63,8 @@ def put_files(runs):
         os.symlink(at("data/builtin/bert/" + name), at("texts/" + name))
     with open(at("texts/train.tsv"), "w") as f:
         f.writelines(f"{i % 2}\t{i}{i * i}\n" for i in range(10, 50))
+    with open(at("texts/long.tsv"), "w") as f:
+        f.writelines(f"{i % 2}\tthe dog saw {i * i} cats {'and ' * (i % 9)}\n" for i in range(10, 60))
     with open(at("texts/rated.tsv"), "w") as f:
         f.writelines(f"{i / 8}\t{i}{i * i}\n" for i in range(10, 50))
     context = " ".join(f"word{i}" for i in range(12))

@@ -6,7 +6,7 @@ trainer, up to "only both" or the next group.
 
 A run is flags, as on a command line, without -o. Words in brackets before them say what runs: "use" or "tune" the
 program that uses models or that fine-tunes, "late" the build whose collectives are late, "N ranks" several processes,
-"again" a run of its own though the flags are those of another. " : " is between the flags of two ranks that have not
+"postponed" that the emulator's host works only when it waits, "again" a run of its own though the flags are those of another. " : " is between the flags of two ranks that have not
 the same. Runs with ";" between them take place in one folder, one after the other, in OUT = out; "edit COMMAND"
 (dev/test/edit.py) before a run changes a file of that folder.
 """
@@ -133,6 +133,8 @@ class Runs:
             start = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", ranks]
             missing = missing or self.no_ranks
             missing = missing or ("" if int(ranks) <= self.most_ranks else f"mpirun: fewer than {ranks} GPUs")
+        if "postponed" in words:
+            start = ["env", "LLMC_TEST_LATE=1"]
         first, _, second = flags.partition(" : ")
         if second:
             start[-1] = "1"
