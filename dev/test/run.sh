@@ -153,7 +153,7 @@ run flags_use_bert bash dev/test/flags.sh "$use_bert"
 run flags_tune bash dev/test/flags.sh "$tune"
 run tasks bash dev/test/tasks.sh "$tune"
 run tokenizer_files bash dev/test/tokenizer_files.sh "$gpt2" "$bert"
-# Without tinyshakespeare's 300 steps, which the sanitizers make an hour of.
+# Without tinyshakespeare's 200 steps, which the sanitizers make an hour of.
 texts=()
 [ "${build##*/}" != san ] || texts=(none none)
 run prepare env TEST_DATA="$build/test_data" bash dev/test/prepare.sh "$gpt2" "${texts[@]}"
