@@ -1,6 +1,6 @@
 #!/bin/bash
-# What comes over a run from outside: signals, kills, a full disk, a directory that is moved or that another run takes, an
-# output that nobody reads. What it resumes from is in equal.txt, what it refuses in refuse.txt.
+# What comes over a run from outside: signals, kills, a full disk, a directory that is moved or that another run takes,
+# an output that nobody reads. What it resumes from is in equal.txt, what it refuses in refuse.txt.
 #
 #     bash dev/test/resume.sh PROGRAM [SEED]          train_gpt2, from the repository's root
 #
@@ -95,7 +95,8 @@ start '^step *1/1 .*lr' "${VALIDATED[@]}" -o "$out"
 kill -TERM $pid
 join
 why=$(ended_with 0)
-if grep -q '^step *1/1 .*val loss' "$work/stdout"; then skip 'SIGTERM in a validation' 'it was over before the signal came'
+if grep -q '^step *1/1 .*val loss' "$work/stdout"; then
+    skip 'SIGTERM in a validation' 'it was over before the signal came'
 else
     run -y 1 -o "$out"
     resumed "$work/validated"
@@ -136,7 +137,7 @@ run "${LONG[@]}" -n 0 --stop-after 70 -o "$out"
 (trap '' XFSZ; ulimit -f 60; "$PROGRAM" -y 1 -o "$out" </dev/null >"$work/stdout" 2>"$work/stderr")
 status=$?
 why=$(ended_with 1)
-grep -q '^warning: .*ckpt/00000080: .*could not be saved' "$work/stderr" || why=${why:-'no warning names the checkpoint'}
+grep -q '^warning: .*ckpt/00000080: .*could not be saved' "$work/stderr" || why=${why:-'no warning names it'}
 [ "$(ls "$out/ckpt")" = 00000070 ] || why=${why:-"checkpoints: $(ls "$out/ckpt" | tr '\n' ' ')"}
 resumed "$long"
 verdict 'after a write failure the checkpoint before it stays' "$why"
@@ -185,8 +186,8 @@ kill -TERM $pid
 join
 verdict 'a second run in the same directory is refused' "${why:-$(ended_with 0)}"
 
-# A new run takes OUT once it has read all that it needs. Here it stands still in a shard of 2^30 - 1 zeros, which it scans,
-# while another run trains in OUT.
+# A new run takes OUT once it has read all that it needs. Here it stands still in a shard of 2^30 - 1 zeros, which it
+# scans, while another run trains in OUT.
 rm -rf "$out"
 { little_endian 4 20240520; little_endian 4 1; little_endian 4 1073741823; } >"$work/zeros.bin"
 truncate -s $((1024 + 2 * 1073741823)) "$work/zeros.bin"
@@ -216,7 +217,7 @@ unread() { # FLAG...
 rm -rf "$out"
 unread "${TINY[@]}" -x 40 -s 0 -n 0 -o "$out"
 why=$(ended_with 0)
-[ "$(grep -c '"loss"' "$out/log.jsonl") $(ls "$out/ckpt")" = '40 00000040' ] || why=${why:-'not 40 losses and a checkpoint'}
+[ "$(grep -c '"loss"' "$out/log.jsonl") $(ls "$out/ckpt")" = '40 00000040' ] || why=${why:-'it is not whole'}
 verdict 'a closed pipe does not end a training run' "$why"
 for flags in --help "${TINY[*]} -s 0 -x 0" "-y 1 -o $out --evaluate 1" "-y 1 -o $out --generate 20"; do
     # shellcheck disable=SC2086

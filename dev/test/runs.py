@@ -6,9 +6,10 @@ trainer, up to "only both" or the next group.
 
 A run is flags, as on a command line, without -o. Words in brackets before them say what runs: "use" or "tune" the
 program that uses models or that fine-tunes, "late" the build whose collectives are late, "N ranks" several processes,
-"postponed" that the emulator's host works only when it waits, "again" a run of its own though the flags are those of another. " : " is between the flags of two ranks that have not
-the same. Runs with ";" between them take place in one folder, one after the other, in OUT = out; "edit COMMAND"
-(dev/test/edit.py) before a run changes a file of that folder.
+"postponed" that the emulator's device works only when the host waits for it, "again" a run of its own though the flags
+are those of another. " : " is between the flags of two ranks that have not the same. Runs with ";" between them take
+place in one folder, one after the other, in OUT = out; "edit COMMAND" (dev/test/edit.py) before a run changes a file of
+that folder.
 """
 
 import array
