@@ -127,7 +127,7 @@ bert & | compare_final_bert | compare --steps 200 --warmup 100 --final 0.01 --lo
 # Where Python has no numpy, the test corpus: fewer of its tokens are masked.
 graph: two_layers="./train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i $full $lamb --autotune 0 -u 40 -x 400"
 graph: d12_128_tokens="./train_gpt2cu -i $text -e d12 -b 1 -t 128 --dropout 0.1 -q 0.1 -u 20 -x 200 --autotune 0"
-graph & m=gpt2,bert | graph_@m | bash dev/test/graph.sh ./train_@mcu | totals
+graph & m=gpt2,bert | graph_@m | python3 dev/test/equal.py ./train_@mcu graph | totals
 graph | | sentences full_128 128 || cp $bert_text $full
 graph s=two_layers,d12_128_tokens n=1,2 w=0,1 | @s, --graph @w, @n | keep @s_@w timeout 60 $@s --graph @w | speed @s_@w
 graph s=two_layers,d12_128_tokens | @s: the same bits | | same @s_0 @s_1

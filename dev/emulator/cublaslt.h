@@ -12,7 +12,7 @@
 
 #include "threads.h"
 
-// The most terms or columns of a small matmul. dev/test/graph.sh has steps on either side.
+// The most terms or columns of a small matmul. Group graph of dev/test/equal.txt has steps on either side.
 enum { EMULATED_SMALL = 80 };
 
 // The contents of the opaque structs.

@@ -230,7 +230,7 @@ def refused(work, path, *arguments):
 
 
 def test_training(work):
-    """A mask is taken; what it does to losses is in losses.sh and equal.txt."""
+    """A mask is taken; what it does to losses is in equal.txt."""
     path, L = work + "/many/train_000000.bin", ["-e", "L=1,C=32,NH=2,T=64,V=261", "-t", str(T), "--doc-mask", "1"]
     for name, change in (("few", lambda i, bit: int(i % (4 * T) == 9)), ("first", lambda i, bit: bit if i <= 2 * T else 0)):
         os.makedirs(f"{work}/{name}")

@@ -14,6 +14,7 @@ cut FILE N               keep N bytes; without the last -N         append FILE T
 int FILE PLACE VALUE     an int32                                  flip FILE PLACE   a bit of a byte
 move FILE NEW            copy-file FILE NEW                        gone FILE         a directory too
 fifo FILE                make it a FIFO                            in FOLDER COMMAND...   in a folder below
+link TARGET FILE         make it a symbolic link
 """
 
 import array
@@ -53,6 +54,7 @@ def read(path):
 
 
 def write(path, data):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "wb") as f:
         f.write(data)
 
@@ -116,6 +118,9 @@ def edit(folder, command, *words):
     if command == "in":
         edit(os.path.join(folder, words[0]), *words[1:])
         return
+    if command == "link":
+        os.symlink(words[0], os.path.join(folder, words[1]))
+        return
     path, rest = os.path.join(folder, words[0]), words[1:]
     old = read(path) if os.path.isfile(path) else b""
     if command == "key":
@@ -137,10 +142,10 @@ def edit(folder, command, *words):
     elif command == "move":
         os.replace(path, os.path.join(folder, rest[0]))
     elif command == "copy-file":
-        shutil.copy(path, os.path.join(folder, rest[0]))
+        write(os.path.join(folder, rest[0]), old)
     elif command == "fifo":
-        if os.path.exists(path):
-            os.remove(path)
+        write(path, b"")
+        os.remove(path)
         os.mkfifo(path)
     elif command == "gone":
         shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)

@@ -3,16 +3,25 @@
 
     dev/test/equal.py TRAINER [GROUP [ROW]]        from the repository's root, for example ./train_gpt2 resume
 
-A row is a line "NAME: HOW" and below it, indented, two or more runs (their form: dev/test/runs.py). Each is compared
-with the first one, and is a case of its own. Behind a run, "-> PATTERN" is what its output or log must contain. HOW:
+A row is a line "NAME: HOW" and below it, indented, runs (their form: dev/test/runs.py). Each is compared with the first
+one, and is a case of its own. HOW:
 
     bits [WHAT...]           WHAT are the same bytes (default: weights state log)
     near TOLERANCE WHAT...   numbers differ by at most TOLERANCE against max(1, |first run's|), for the reason beside it
     other WHAT...            WHAT differ: without that, rows of "bits" would prove nothing
+    mean TOLERANCE COUNT... WHAT   the first run's mean of WHAT is that of the others, of which each counts COUNT
+    varied WHAT              no value is there twice
+    shows                    nothing is compared but patterns
+
+Behind a run, each "-> PATTERN" is what its output, its log, its newest trainer.json or its names ("ckpt: " and those in
+OUT/ckpt, "files: " and all below OUT) must contain, "-> ! PATTERN" what they must not. A line on stderr fails that no
+pattern matches.
 
 WHAT: weights (OUT's model), state (all tensors of the newest checkpoint), log (log.jsonl without times and scales), a
 key of log.jsonl such as val_loss, scales (of the loss), fp8 (scales and largest elements), average (OUT/ema), card
-(README.md), hashes (of the weights, when checkpoints are written). "make NAME = RUNS" makes a model that rows may name.
+(README.md), hashes (of the weights, when checkpoints are written), said (the losses of --evaluate). "make NAME = RUNS"
+makes a model that rows may name. The group graph is for a GPU's trainer or one that the emulator runs, and runs on
+request.
 
 Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 """
@@ -41,6 +50,8 @@ def put_files(runs):
     put_shard(at("all.bin"), first[:65])
     put_shard(at("ones.bin"), first[:65], [1] * 72)
     put_shard(at("some.bin"), first[:65], [i < 21 for i in range(65)])  # two of four sequences have no target
+    put_shard(at("rest.bin"), first[:65], [i >= 21 for i in range(65)])
+    put_shard(at("grows.bin"), [256 if i < 768 and i % 4 == 0 else i % 97 for i in range(1537)])
     # Four documents of 10 to 18 tokens in three sentences: micro-batches differ in their numbers of masked tokens.
     head = [20261121, 1, 60, 12, 4, 261, 256, 257, 258, 259, 260]
     ends = [0, 3, 6, 10, 15, 20, 24, 30, 36, 42, 48, 54, 60, 0, 3, 6, 9, 12, 0, 0, 0, 0] + 4 * [2**32 - 1] + [0]
@@ -52,6 +63,8 @@ def put_files(runs):
         os.symlink(at("data/builtin/bert/" + name), at("texts/" + name))
     with open(at("texts/train.tsv"), "w") as f:
         f.writelines(f"{i % 2}\t{i}{i * i}\n" for i in range(10, 50))
+    with open(at("texts/long.tsv"), "w") as f:
+        f.writelines(f"{i % 2}\tthe dog saw {i * i} cats {'and ' * (i % 9)}\n" for i in range(10, 60))
     with open(at("texts/rated.tsv"), "w") as f:
         f.writelines(f"{i / 8}\t{i}{i * i}\n" for i in range(10, 50))
     context = " ".join(f"word{i}" for i in range(12))
@@ -68,8 +81,10 @@ def newest(folder):
     return os.path.join(at, names[-1]) if names else ""
 
 
-def lines(folder):
-    with open(os.path.join(folder, "out", "log.jsonl"), encoding="utf-8") as f:
+def lines(folder, name="out/log.jsonl"):
+    if not os.path.isfile(os.path.join(folder, name)):
+        return []
+    with open(os.path.join(folder, name), encoding="utf-8") as f:
         return [line.rstrip() for line in f]
 
 
@@ -79,11 +94,11 @@ def text_of(folder, what):
         kept = [line for line in lines(folder) if line.startswith('{"step"') and "checkpoint_ms" not in line]
         return [TIMES.sub("", line) for line in kept]
     if what == "fp8":
-        with open(os.path.join(newest(folder), "trainer.json"), encoding="utf-8") as f:
-            return re.findall(r'"fp8": "[0-9a-f]+"', f.read())
+        return re.findall(r'"fp8": "[0-9a-f]+"', "".join(lines(folder, newest(folder) + "/trainer.json")))
     if what == "card":
-        with open(os.path.join(folder, "out", "README.md"), encoding="utf-8") as f:
-            return f.read().split("\n")
+        return lines(folder, "out/README.md")
+    if what == "said":
+        return re.findall("^val loss ([^ ]+)", "\n".join(lines(folder, "stdout")), re.M)
     key = {"scales": "loss_scale", "hashes": "weights_hash"}.get(what, what)
     return re.findall(rf'"{key}": ([^,}}]+)', "\n".join(line for line in lines(folder) if line.startswith('{"step"')))
 
@@ -127,10 +142,15 @@ def difference(first, second, what, tolerance):
     return ""
 
 
+def names_below(folder):
+    below = [os.path.relpath(os.path.join(at, n), folder) for at, subs, names in os.walk(folder) for n in subs + names]
+    return " ".join(sorted(below))
+
+
 def untidy(folder):
     """What a run must not leave, or nothing."""
     out, at = os.path.join(folder, "out"), newest(folder)
-    left = [name for _, _, names in os.walk(out) for name in names if name.endswith(".tmp")]
+    left = re.search(r"\S*safetensors\S*\.tmp", names_below(out))
     if left:
         return f"left behind: {left[0]}"
     if at and tensors_of(folder, "weights") != tensors(at + "/model.safetensors"):
@@ -141,26 +161,65 @@ def untidy(folder):
     return ""
 
 
-def judge(runs, how, first, run, pattern):
-    """Why a run is not to the first one what HOW says: the kind of its case and the reason."""
-    one, _, why = runs.after(first)
-    two, result, wrong = runs.after(run)
-    why = why or wrong
-    if "late build" in why or "mpirun" in why:
-        return "skip", why
-    if why:
-        return "FAIL", why
-    words = how.split()
-    tolerance = float(words[1]) if words[0] == "near" else None
-    what = words[2 if words[0] == "near" else 1 :] or ["weights", "state", "log"]
-    why = untidy(two)
-    if pattern and not re.search(pattern, result.stdout + "\n".join(lines(two))):
-        why = why or f"its output does not contain '{pattern}'"
-    found = [d for d in (difference(one, two, w, tolerance) for w in what if first != run) if d]
-    if words[0] == "other":
-        why = why or ("" if found else f"{', '.join(what)} are the same")
-    elif found:
-        why = why or found[0]
+def unlike(folder, result, patterns):
+    """Which pattern a run does not show, or which line on stderr no pattern matches, or nothing."""
+    out = os.path.join(folder, "out")
+    kept = sorted(os.listdir(out + "/ckpt")) if os.path.isdir(out + "/ckpt") else []
+    names = ["ckpt: " + " ".join(kept), "files: " + names_below(out)]
+    texts = lines(folder) + lines(folder, newest(folder) + "/trainer.json") + names
+    shown = "\n".join([result.stdout, result.stderr] + texts)
+    for pattern in patterns:
+        wanted = not pattern.startswith("! ")
+        if bool(re.search(pattern if wanted else pattern[2:], shown, re.M)) != wanted:
+            return f"its output, log and names are not as '{pattern}'; {names[0]}"
+    told = [line for line in result.stderr.split("\n") if line and not any(re.search(p, line) for p in patterns)]
+    return f"stderr: {told[0]}" if told else ""
+
+
+def mean_of(folder, what):
+    values = [float(x) for x in text_of(folder, what)]
+    return sum(values) / len(values) if values else float("nan")
+
+
+def compared(how, folders):
+    """Why the last of FOLDERS is not to the others what HOW says, or nothing."""
+    kind, *words = how.split()
+    if kind == "shows":
+        return ""
+    if kind == "varied":
+        values = text_of(folders[-1], words[0])
+        return "" if len(set(values)) == len(values) > 1 else f"{words[0]}: {values}"
+    if kind == "mean":
+        counts, means = [float(n) for n in words[1:-1]], [mean_of(folder, words[-1]) for folder in folders]
+        due = sum(n * x for n, x in zip(counts, means[1:])) / sum(counts)
+        return f"{means[0]} is not the mean, {due}" if is_far(means[0], due, float(words[0])) else ""
+    tolerance = float(words[0]) if kind == "near" else None
+    what = words[1 if kind == "near" else 0 :] or ["weights", "state", "log"]
+    found = [d for d in (difference(folders[0], folders[-1], w, tolerance) for w in what if len(folders) > 1) if d]
+    if kind == "other":
+        return "" if found or len(folders) == 1 else f"{', '.join(what)} are the same"
+    return found[0] if found else ""
+
+
+def chains(how, texts):
+    """The runs of each case of a row."""
+    if how.split()[0] in ("shows", "varied"):
+        return [[text] for text in texts]
+    return [texts] if how.startswith("mean") else [[texts[0], text] for text in texts[1:]]
+
+
+def judge(runs, how, texts):
+    """Whether the last of TEXTS, runs with patterns, is to the others what HOW says: a kind of case and the reason."""
+    folders = []
+    for text in texts:
+        run, *patterns = text.split(" -> ")
+        folder, result, why = runs.after(run)
+        folders.append(folder)
+        if "late build" in why or "mpirun" in why:
+            return "skip", why
+        if why:
+            return "FAIL", why
+    why = unlike(folder, result, patterns) or untidy(folder) or compared(how, folders)
     return ("FAIL", why) if why else ("ok", "")
 
 
@@ -176,7 +235,8 @@ def main():
             rows.append((group, *(part.strip() for part in text.rsplit(": ", 1)), []))
         else:
             rows[-1][3].append((line, text.strip()))
-    rows = [row for row in rows if not chosen or row[0] == chosen[0] and chosen[1:] in ([], [row[1]])]
+    is_chosen = lambda row: row[0] == chosen[0] and chosen[1:] in ([], [row[1]]) if chosen else row[0] != "graph"
+    rows = [row for row in rows if is_chosen(row)]
     if not rows:
         sys.exit(f"error: no row of equal.txt is in the group and has the name: {' '.join(chosen)}")
     try:
@@ -186,13 +246,11 @@ def main():
             if why:
                 cases.case("FAIL", f"the model {name}", why)
         for group, name, how, texts in rows:
-            first = texts[0][1].partition(" -> ")[0]
-            for line, text in texts[1:]:
-                run, _, pattern = text.partition(" -> ")
-                kind, why = judge(runs, how, first, run, pattern)
-                again = f"\n     {runs.repeat(first)}\n     {runs.repeat(run)}\n     " if kind == "FAIL" else ""
-                again += shlex.join([sys.argv[0], sys.argv[1], group, name]) if again else ""
-                cases.case(kind, f"{name}: {line}", why + again)
+            for chain in chains(how, texts):
+                kind, why = judge(runs, how, [text for _, text in chain])
+                again = "".join(f"\n     {runs.repeat(text.partition(' -> ')[0])}" for _, text in chain)
+                again += "\n     " + shlex.join([sys.argv[0], sys.argv[1], group, name])
+                cases.case(kind, f"{name}: {chain[-1][0]}", why + (again if kind == "FAIL" else ""))
     finally:
         runs.remove()
     return cases.finish()

@@ -274,9 +274,10 @@ fi
 tokens() { echo $((($(cat "$work"/tinyshakespeare/$1_*.bin | wc -c) - 1024) / 2)); }
 if [ "$(tokens train)" = 305260 ] && [ "$(tokens val)" = 32768 ]; then ok "tinyshakespeare: 305260 and 32768 tokens"
 else fail "tinyshakespeare" "$(tokens train) training and $(tokens val) validation tokens, not 305260 and 32768"; fi
-losses=$("$trainer" -i "$work/tinyshakespeare/train_*.bin" -j "$work/tinyshakespeare/val_*.bin" -e L=4,C=128,NH=4,V=50257,T=256 \
-    -b 4 -t 256 -x 300 -l 3e-4 -k constant -c 0 -v 300 -m 0 -s 0 -n 0 -o "" | sed -nE 's/.*val loss ([0-9.]+)/\1/p' | tr '\n' ' ')
+losses=$("$trainer" -i "$work/tinyshakespeare/train_*.bin" -j "$work/tinyshakespeare/val_*.bin" \
+    -e L=1,C=64,NH=2,V=50257,T=128 -b 4 -x 200 -l 3e-3 -k constant -c 0 -v 200 -m 8 -s 0 -n 0 -o "" |
+    sed -nE 's/.*val loss ([0-9.]+)/\1/p' | tr '\n' ' ')
 read -r first last <<<"$losses"
-if awk "BEGIN {exit !($first > 10.7 && $first < 10.95 && $last < 6.2)}"; then ok "tinyshakespeare: val loss $first -> $last in 300 steps"
+if awk "BEGIN {exit !($first > 10.7 && $first < 10.95 && $last < 6.2)}"; then ok "tinyshakespeare: val loss $first -> $last in 200 steps"
 else fail "tinyshakespeare" "val loss $first -> $last, wanted 10.8 -> under 6.2"; fi
 finish

@@ -6,8 +6,10 @@ trainer, up to "only both" or the next group.
 
 A run is flags, as on a command line, without -o. Words in brackets before them say what runs: "use" or "tune" the
 program that uses models or that fine-tunes, "late" the build whose collectives are late, "N ranks" several processes,
-"again" a run of its own though the flags are those of another. Runs with ";" between them take place in one folder, one
-after the other.
+"postponed" that the emulator's device works only when the host waits for it, "again" a run of its own though the flags
+are those of another. " : " is between the flags of two ranks that have not the same. Runs with ";" between them take
+place in one folder, one after the other, in OUT = out; "edit COMMAND" (dev/test/edit.py) before a run changes a file of
+that folder.
 """
 
 import array
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 
+from edit import edit
 from edit import load as tensors  # noqa: F401
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -131,7 +134,13 @@ class Runs:
             start = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", ranks]
             missing = missing or self.no_ranks
             missing = missing or ("" if int(ranks) <= self.most_ranks else f"mpirun: fewer than {ranks} GPUs")
-        return start + [program] + shlex.split(flags), missing
+        if "postponed" in words:
+            start = ["env", "LLMC_TEST_LATE=1"]
+        first, _, second = flags.partition(" : ")
+        if second:
+            start[-1] = "1"
+            first += f" : -np 1 {shlex.quote(program)} {second}"
+        return start + [program] + shlex.split(first), missing
 
     def start(self, words, folder):
         pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -147,7 +156,11 @@ class Runs:
                 process.kill()
                 process.wait()
             return Result(124, "", f"it did not end in {limit} s")
-        return Result(process.returncode, out.decode(errors="replace"), error.decode(errors="replace"))
+        error = error.decode(errors="replace")
+        if words[0] == "mpirun":  # which has more to say about a rank that fails
+            told = re.findall(r"^(?:error|warning): .*\n|.*(?:Sanitizer|runtime error).*\n", error, re.M)
+            error = "".join(dict.fromkeys(told) if process.returncode == 2 else told)  # each rank refuses its input
+        return Result(process.returncode, out.decode(errors="replace"), error)
 
     def folder(self):
         """A new folder that shows the files that rows name."""
@@ -161,16 +174,22 @@ class Runs:
         """The folder after the runs of TEXT, made once, the last Result, and why it is not there, or nothing."""
         if text in self.folders:
             return self.folders[text]
-        before, _, run = text.rpartition(";")
-        folder, result, why = self.folder(), Result(0, "", ""), ""
-        if before:
-            earlier, _, why = self.after(before.strip())
-            if not why and os.path.isdir(earlier + "/out"):
-                shutil.copytree(earlier + "/out", folder + "/out", symlinks=True)
+        *before, run = re.split(r" *; *", text)
+        count = next((n for n in range(len(before), 0, -1) if not before[n - 1].startswith("edit ")), 0)
+        folder, result, why = "", Result(0, "", ""), ""
+        if count:
+            earlier, _, why = self.after(" ; ".join(before[:count]))
+            folder = os.path.join(self.work, f"run{len(os.listdir(self.work))}")
+            shutil.copytree(earlier, folder, symlinks=True)
+        folder = folder or self.folder()
+        for command in before[count:] if not why else ():
+            edit(folder, *shlex.split(command)[1:])
         words, missing = self.command(run)
         if not why:
             result = Result(0, "", "") if missing else self.start(words + ["-o", "out"], folder)
             why = missing or result.wrong()
+            with open(folder + "/stdout", "w", encoding="utf-8") as f:
+                f.write(result.stdout)
         self.folders[text] = folder, result, why
         return self.folders[text]
 
@@ -183,7 +202,8 @@ class Runs:
 
     def repeat(self, text):
         """What to type to repeat runs by hand."""
-        return "; ".join(shlex.join(self.command(run)[0] + ["-o", "out"]) for run in text.split(";"))
+        typed = lambda run: run if run.startswith("edit ") else shlex.join(self.command(run)[0] + ["-o", "out"])
+        return "; ".join(typed(run) for run in re.split(" *; *", text))
 
 
 # ---------------------------------------------------------------------------------------------------------
