@@ -60,6 +60,7 @@ typedef struct {
     int comparisons, bad;  // of the running case
     double worst, worst_tolerance;
     int passed, failed;
+    int is_quick;        // large cases are left out
     double spread;       // of the last bench_seconds: (slowest quarter - fastest quarter) / median
     double ceiling_gbs;  // measured ceilings of this machine; 0: not known
     double ceiling_tflops;

@@ -272,7 +272,11 @@ static void test_attention_nan(Harness* h, AttentionPath path) {
 static void test_attention(Harness* h) {
     for (size_t i = 0; i < COUNT_OF(ATTENTION_SIZES); i++)
         for (int mask = CAUSAL; mask <= FULL; mask++) {
-            AttentionCase a = attention_case_of(h, "both", ATTENTION_SIZES[i], (Mask)mask);
+            const AttentionSizes* z = &ATTENTION_SIZES[i];
+            double pairs = 0;
+            for (int b = 0; b < z->count; b++) pairs += (double)z->lengths[b] * z->lengths[b];
+            if (case_is_left_out(h, pairs * z->NH)) continue;
+            AttentionCase a = attention_case_of(h, "both", *z, (Mask)mask);
             attention_check(h, &a, FLASH, 3e-6);
             case_end(h);
         }

@@ -21,10 +21,10 @@ OP_FN(decode_prepare) {
 OP_FN(decode_after) {
     Harness* h = k->h;
     int length = k->N;
-    AttentionShape shape = {k->NH, k->HS, CAUSAL, dropout_none(NULL)};
     Sequences s = sequences_of(h, &length, 1, 0);
     Array all = output(h, (size_t)length * k->out.n, SET), lse = output(h, (size_t)length * (size_t)k->NH, SET);
-    attention_forward(all.device, lse.device_real, k->qkv.device, &s, shape, k->ctx);
+    attention_forward(all.device, lse.device_real, k->qkv.device, &s,
+                      (AttentionShape){k->NH, k->HS, CAUSAL, dropout_none(NULL)}, k->ctx);
     array_download(all);
     const real* row = all.host + (size_t)(length - 1) * k->out.n;
     double tol = tolerance(k->kind ? 3e-4 : 3e-6) + (k->kind ? 40 : 5) * array_rounding(all);

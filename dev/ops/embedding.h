@@ -42,20 +42,18 @@ static inline EmbeddingInputs embedding_inputs(const OpCase* k) {
     return (EmbeddingInputs){k->token_of, k->type_of, &k->sequences};
 }
 
-OP_FN(embedding_run_forward) {
-    Embeddings tables = {k->word.device, k->position.device, k->types ? k->type.device : NULL};
-    embedding_forward(k->x.device, embedding_inputs(k), tables, embedding_sizes(k), k->dropout, k->ctx);
-}
-
-OP_FN(embedding_want_forward) {
-    EmbeddingRefTables tables = {k->word.host, k->position.host, k->types ? k->type.host : NULL};
-    embedding_forward_ref(k->x.want, embedding_inputs(k), tables, k->C, k->dropout);
-}
+RUN_AND_WANT(embedding, forward,
+             embedding_forward(k->x.device, embedding_inputs(k),
+                               (Embeddings){k->word.device, k->position.device, k->types ? k->type.device : NULL},
+                               embedding_sizes(k), k->dropout, k->ctx),
+             embedding_forward_ref(k->x.want, embedding_inputs(k),
+                                   (EmbeddingRefTables){k->word.host, k->position.host, k->types ? k->type.host : NULL},
+                                   k->C, k->dropout));
 
 OP_FN(embedding_run_backward) {
-    EmbeddingGrads d = {k->dword.device_real, k->dposition.device_real, k->types ? k->dtype.device_real : NULL};
-    embedding_backward(d, k->dx.device, embedding_inputs(k), embedding_sizes(k), k->dropout, k->mode, k->other_mode,
-                       k->ctx);
+    embedding_backward(
+        (EmbeddingGrads){k->dword.device_real, k->dposition.device_real, k->types ? k->dtype.device_real : NULL},
+        k->dx.device, embedding_inputs(k), embedding_sizes(k), k->dropout, k->mode, k->other_mode, k->ctx);
 }
 
 static inline void embedding_want_table(OpCase* k, Array d, EmbeddingRefIndex index, Mode mode) {

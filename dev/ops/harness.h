@@ -30,6 +30,9 @@ static inline int is_finite_number(double x) {
 // ---------------------------------------------------------------------------------------------------------
 // Cases
 
+// Of a quick test, by the number of its elements.
+static inline int case_is_left_out(const Harness* h, double elements) { return h->is_quick && elements > 100000; }
+
 // The random numbers depend on the case's name only, so a case that runs alone sees the same ones.
 __attribute__((format(printf, 2, 3))) static inline void case_begin(Harness* h, const char* format, ...) {
     va_list args;

@@ -24,18 +24,13 @@ RUN_AND_WANT(interaction, forward,
              interaction_forward(k->out.device, k->bottom.device, k->table.device, k->index, interaction_shape(k),
                                  k->ctx),
              interaction_forward_ref(k->out.want, k->bottom.host, k->table.host, k->index, interaction_shape(k)));
-
-OP_FN(interaction_run_backward) {
-    InteractionBackward g = {k->dbottom.device, k->dvectors.device, k->dout.device,
-                             k->bottom.device,  k->table.device,    k->index};
-    interaction_backward(g, interaction_shape(k), k->ctx);
-}
-
-OP_FN(interaction_want_backward) {
-    InteractionBackwardRef g = {k->dbottom.want, k->dvectors.want, k->dout.host,
-                                k->bottom.host,  k->table.host,    k->index};
-    interaction_backward_ref(g, interaction_shape(k));
-}
+RUN_AND_WANT(interaction, backward,
+             interaction_backward((InteractionBackward){k->dbottom.device, k->dvectors.device, k->dout.device,
+                                                        k->bottom.device, k->table.device, k->index},
+                                  interaction_shape(k), k->ctx),
+             interaction_backward_ref((InteractionBackwardRef){k->dbottom.want, k->dvectors.want, k->dout.host,
+                                                               k->bottom.host, k->table.host, k->index},
+                                      interaction_shape(k)));
 
 static const Arg INTERACTION_ARGS[] =
     ARGS(ARG(bottom, "B E", IN, 1),  // half of it is not positive

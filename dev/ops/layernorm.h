@@ -15,28 +15,22 @@ OP_FN(layernorm_prepare) {
 
 static inline Rows layernorm_size(const OpCase* k) { return (Rows){.N = k->N, .C = k->C}; }
 
-static inline LayerNorm layernorm_norm(const OpCase* k) {
-    LayerNorm p = {NULL, k->b.device, k->w.device_real};
-    return p;
-}
+static inline LayerNorm layernorm_norm(const OpCase* k) { return (LayerNorm){NULL, k->b.device, k->w.device_real}; }
 
 static inline LayerNormStats layernorm_stats(const OpCase* k) {
-    LayerNormStats stats = {k->mean.device_real, k->rstd.device_real};
-    return stats;
+    return (LayerNormStats){k->mean.device_real, k->rstd.device_real};
 }
 
 static inline LayerNormInputs layernorm_inputs(const OpCase* k) {
-    LayerNormInputs in = {.dy = k->dy.device,
-                          .x = k->sum.device,
-                          .stats = layernorm_stats(k),
-                          .w = k->w.device,
-                          .size = layernorm_size(k)};
-    return in;
+    return (LayerNormInputs){.dy = k->dy.device,
+                             .x = k->sum.device,
+                             .stats = layernorm_stats(k),
+                             .w = k->w.device,
+                             .size = layernorm_size(k)};
 }
 
 static inline LayerNormGrads layernorm_grads(const OpCase* k) {
-    LayerNormGrads d = {.w = k->dw.device_real, .b = k->db.device_real};
-    return d;
+    return (LayerNormGrads){.w = k->dw.device_real, .b = k->db.device_real};
 }
 
 OP_FN(layernorm_run_forward) {
@@ -58,9 +52,10 @@ OP_FN(layernorm_run_backward) {
 }
 
 OP_FN(layernorm_run_residual_backward) {
-    ResidualGrad r = {
-        .dx = k->dx.device, .dbranch = k->dbranch.device, .dbias = k->dbias.device_real, .dropout = k->dropout};
-    residual_layernorm_backward(r, layernorm_grads(k), layernorm_inputs(k), k->mode, k->other_mode, k->ctx);
+    residual_layernorm_backward(
+        (ResidualGrad){
+            .dx = k->dx.device, .dbranch = k->dbranch.device, .dbias = k->dbias.device_real, .dropout = k->dropout},
+        layernorm_grads(k), layernorm_inputs(k), k->mode, k->other_mode, k->ctx);
 }
 
 // Of x, of x + dropout(r), or of r as it is stored.
@@ -114,9 +109,10 @@ static inline void layernorm_magnitudes(OpCase* k) {
 }
 
 OP_FN(layernorm_want_backward) {
-    LayerNormGrads d = {k->dw.want, k->db.want};
-    LayerNormRefInputs in = {k->dy.host, k->sum.host, k->mean.host, k->rstd.host, k->w.host, layernorm_size(k)};
-    layernorm_backward_ref(k->dx.want, d, in, k->mode, k->other_mode);
+    layernorm_backward_ref(
+        k->dx.want, (LayerNormGrads){k->dw.want, k->db.want},
+        (LayerNormRefInputs){k->dy.host, k->sum.host, k->mean.host, k->rstd.host, k->w.host, layernorm_size(k)},
+        k->mode, k->other_mode);
     layernorm_magnitudes(k);
 }
 

@@ -29,8 +29,7 @@ static void bench_matmul_all(Harness* h, OpCase* k, int gelu, int has_bias, cons
 #ifdef __CUDACC__
 
 OP_FN(matmul_run_backward_bias) {
-    BiasGrad d = {k->db.device_real, k->mode};
-    matmul_backward_bias(d, k->dy.device, k->N, k->OC, k->ctx);
+    matmul_backward_bias((BiasGrad){k->db.device_real, k->mode}, k->dy.device, k->N, k->OC, k->ctx);
 }
 
 // Benchmarks cuBLASLt's first choice, the fastest of its candidates, the same without GELU in the epilogue, and

@@ -13,13 +13,13 @@ OP_FN(matmul_epilogue_after_bias) { k->db.slack = matmul_tolerance(k->N); }
 
 // In place, and the case runs it more than once: from the same start each time. kind 2: db is not wanted.
 OP_FN(matmul_epilogue_run_gelu) {
-    BiasGrad d = {k->db.device_real, k->mode};
-    matmul_gelu_backward_bias(d, k->y.device, k->pre.device, k->N, k->OC, (Gelu)k->kind, k->ctx);
+    matmul_gelu_backward_bias((BiasGrad){k->db.device_real, k->mode}, k->y.device, k->pre.device, k->N, k->OC,
+                              (Gelu)k->kind, k->ctx);
 }
 
 OP_FN(matmul_epilogue_run_gelu_alone) {
-    BiasGrad d = {NULL, k->mode};
-    matmul_gelu_backward_bias(d, k->y.device, k->pre.device, k->N, k->OC, (Gelu)k->kind, k->ctx);
+    matmul_gelu_backward_bias((BiasGrad){NULL, k->mode}, k->y.device, k->pre.device, k->N, k->OC, (Gelu)k->kind,
+                              k->ctx);
 }
 
 // dpre = gelu'(pre) dy in place of dy. Terms of db are good to 1e-6 of dy, and a kernel may sum them after it has rounded

@@ -18,34 +18,32 @@ OP_FN(next_sentence_prepare) {
 }
 
 static inline NextSentenceLoss next_sentence_device(const OpCase* k) {
-    NextSentenceLoss out = {.logits = k->logits.device_real,
-                            .loss = k->loss.device_real,
-                            .correct = k->correct.device_real,
-                            .labels = k->targets,
-                            .scale = 0.25,
-                            .loss_scale = k->loss_scale.device_real};
-    return out;
+    return (NextSentenceLoss){.logits = k->logits.device_real,
+                              .loss = k->loss.device_real,
+                              .correct = k->correct.device_real,
+                              .labels = k->targets,
+                              .scale = 0.25,
+                              .loss_scale = k->loss_scale.device_real};
 }
 
 static inline NextSentenceLoss next_sentence_host(const OpCase* k) {
-    NextSentenceLoss out = {.logits = k->logits.want,
-                            .loss = k->loss.want,
-                            .correct = k->correct.want,
-                            .labels = k->targets,
-                            .scale = 0.25,
-                            .loss_scale = k->loss_scale.host};
-    return out;
+    return (NextSentenceLoss){.logits = k->logits.want,
+                              .loss = k->loss.want,
+                              .correct = k->correct.want,
+                              .labels = k->targets,
+                              .scale = 0.25,
+                              .loss_scale = k->loss_scale.host};
 }
 
 OP_FN(next_sentence_run_forward) {
-    Linear p = {k->w.device, k->b.device};
-    next_sentence_forward(next_sentence_device(k), k->pre.device, p, k->S, k->C, k->mode, k->ctx);
+    next_sentence_forward(next_sentence_device(k), k->pre.device, (Linear){k->w.device, k->b.device}, k->S, k->C,
+                          k->mode, k->ctx);
 }
 
 OP_FN(next_sentence_run_backward) {
-    Linear p = {k->w.device, k->b.device};
-    NextSentenceGrads g = {.d = {k->dw.device_real, k->db.device_real}, .dbias = k->dbias.device_real};
-    next_sentence_backward(k->pre.device, g, next_sentence_device(k), p, k->S, k->C, k->mode, k->ctx);
+    next_sentence_backward(
+        k->pre.device, (NextSentenceGrads){.d = {k->dw.device_real, k->db.device_real}, .dbias = k->dbias.device_real},
+        next_sentence_device(k), (Linear){k->w.device, k->b.device}, k->S, k->C, k->mode, k->ctx);
 }
 
 // The sum of absolute values behind each result. An error of the logits reaches a gradient a quarter as large at most.
@@ -88,8 +86,8 @@ OP_FN(next_sentence_want_forward) {
 }
 
 OP_FN(next_sentence_want_backward) {
-    NextSentenceGrads g = {.d = {k->dw.want, k->db.want}, .dbias = k->dbias.want};
-    next_sentence_backward_ref(k->pre.want, g, next_sentence_host(k), k->w.host, k->b.host, k->S, k->C, k->mode);
+    next_sentence_backward_ref(k->pre.want, (NextSentenceGrads){.d = {k->dw.want, k->db.want}, .dbias = k->dbias.want},
+                               next_sentence_host(k), k->w.host, k->b.host, k->S, k->C, k->mode);
     next_sentence_magnitudes(k);
 }
 
