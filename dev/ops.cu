@@ -40,7 +40,6 @@
 #include "ops/matmul_relu.h"
 #include "ops/mean_bias.h"
 #include "ops/muon.h"
-#include "ops/muon_bench.h"
 #include "ops/next_sentence.h"
 #include "ops/outliers.h"
 #include "ops/quantize.h"

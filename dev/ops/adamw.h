@@ -51,18 +51,13 @@ static inline void adamw_want(AdamWCase* k, AdamWRefState reference) {
 static inline AdamWCase* adamw_case(Harness* h, size_t n, const ParamSpan* spans, int count) {
     AdamWCase* k = (AdamWCase*)case_memory(h, sizeof *k);
     k->run = adamw_run, k->state = k, k->want = adamw_want;
-    k->p = input(h, n, 1.0);
-    k->m = input(h, n, 0.1);
-    k->v = input(h, n, 0.1);
-    k->g = input(h, n, 0.3);
-    k->master = input(h, n, 1.0);
+    k->p = input(h, n, 1.0), k->m = input(h, n, 0.1), k->v = input(h, n, 0.1);
+    k->g = input(h, n, 0.3), k->master = input(h, n, 1.0);
     memcpy(k->master.initial, k->p.initial, n * sizeof(real));
     for (size_t i = 0; i < n; i++) k->v.initial[i] *= k->v.initial[i];
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += (double)k->g.host[i] * (double)k->g.host[i];
-    k->norm = sqrt(sum);
-    k->scale = 1;
-    k->update = 1;
+    k->norm = sqrt(sum), k->scale = 1, k->update = 1;
     array_restore(k->v), array_restore(k->master);
     k->has_master = ADAMW_HAS_MASTER;
     k->step = (AdamWStep*)case_block(h, sizeof(AdamWStep), ON_DEVICE);
@@ -73,15 +68,9 @@ static inline AdamWCase* adamw_case(Harness* h, size_t n, const ParamSpan* spans
     for (int s = 0; s < count; s++) rated[s].rate = spans[s].rate == 0 ? 1 : spans[s].rate;
     device_upload(&h->ctx, device_spans, rated, (size_t)count * sizeof *spans);
     device_synchronize(&h->ctx);
-    k->spans = rated;
-    k->device_spans = device_spans;
-    k->count = count;
-    k->h.lr = 3e-3;
-    k->h.beta1 = 0.9;
-    k->h.beta2 = 0.999;
-    k->h.eps = 1e-8;
-    k->h.weight_decay = 0.1;
-    k->h.max_norm = 1;
+    k->spans = rated, k->device_spans = device_spans, k->count = count;
+    k->h.lr = 3e-3, k->h.beta1 = 0.9, k->h.beta2 = 0.999, k->h.eps = 1e-8;
+    k->h.weight_decay = 0.1, k->h.max_norm = 1;
     k->ctx = &h->ctx;
     return k;
 }
@@ -94,14 +83,8 @@ static inline AdamWState adamw_state(AdamWCase* k, OptimizerSettings of_step) {
         device_synchronize(k->ctx);
         k->uploaded = step;
     }
-    AdamWState a = {k->p.device,
-                    k->has_master ? k->master.device_real : NULL,
-                    k->m.device_real,
-                    k->v.device_real,
-                    k->g.device_real,
-                    k->step,
-                    0};
-    return a;
+    real* master = k->has_master ? k->master.device_real : NULL;
+    return (AdamWState){k->p.device, master, k->m.device_real, k->v.device_real, k->g.device_real, k->step, 0};
 }
 
 static inline void adamw_run(void* state) {
@@ -150,20 +133,47 @@ static inline void adamw_check(Harness* h, AdamWCase* k, double tol) {
     adamw_expect(h, k, want, tol);
 }
 
+static inline void test_optimizer_steps(Harness* h, const char* name, AdamWCase* (*make)(Harness* h), double tol) {
+    static const int64_t STEPS[] = {1, 2, 1000, 5000000000};
+    for (size_t i = 0; i < COUNT_OF(STEPS); i++)
+        for (int clipped = 0; clipped < 2; clipped++) {
+            case_begin(h, "%s/update step=%lld %s", name, (long long)STEPS[i], clipped ? "clipped" : "not clipped");
+            AdamWCase* k = make(h);
+            k->update = STEPS[i], k->h.max_norm = clipped;
+            adamw_check(h, k, tol);
+            case_end(h);
+        }
+}
+
+// What an update leaves, from the case's start.
+typedef struct {
+    real* of[ADAMW_WRITTEN];
+} AdamWBits;
+
+static inline AdamWBits adamw_bits_after(Harness* h, AdamWCase* k) {
+    AdamWBits bits;
+    adamw_restore(k);
+    k->run(k->state);
+    for (int i = 0; i < ADAMW_WRITTEN; i++) bits.of[i] = copy_of(h, adamw_written(k, i));
+    adamw_restore(k);
+    return bits;
+}
+
+static inline void adamw_expect_bits(Harness* h, const AdamWCase* k, AdamWBits want) {
+    for (int i = 0; i < ADAMW_WRITTEN; i++) expect_equal(h, ADAMW_NAMES[i], adamw_written(k, i), want.of[i]);
+}
+
 // Equalities of an optimizer, whose cases `make` makes.
 static inline void test_optimizer(Harness* h, const char* name, AdamWCase* (*make)(Harness* h)) {
     // Gradients that carry a loss scale, the norm none: a power of two changes no bit.
     case_begin(h, "%s/update gradients 1024 times too large", name);
     AdamWCase* k = make(h);
-    real* want[ADAMW_WRITTEN];
-    k->run(k->state);
-    for (int i = 0; i < ADAMW_WRITTEN; i++) want[i] = copy_of(h, adamw_written(k, i));
-    adamw_restore(k);
+    AdamWBits want = adamw_bits_after(h, k);
     for (size_t i = 0; i < k->g.n; i++) k->g.host[i] *= 1024;
     k->scale = 1024;
     array_upload_real(k->g);
     k->run(k->state);
-    for (int i = 0; i < ADAMW_WRITTEN; i++) expect_equal(h, ADAMW_NAMES[i], adamw_written(k, i), want[i]);
+    adamw_expect_bits(h, k, want);
     case_end(h);
 
     static const double ODD[] = {NAN, INFINITY};
@@ -240,14 +250,11 @@ static inline void test_adamw_shards(Harness* h) {
             AdamWCase* k = adamw_case(h, SHARDED_SIZE, SHARDED_SPANS, (int)COUNT_OF(SHARDED_SPANS));
             k->has_master = has_master;
             k->h.rounding = rng_stream(7, 1, 0, SITE_ROUNDING);
-            real* want[ADAMW_WRITTEN];
-            adamw_run(k);
-            for (int i = 0; i < ADAMW_WRITTEN; i++) want[i] = copy_of(h, adamw_written(k, i));
-            adamw_restore(k);
+            AdamWBits want = adamw_bits_after(h, k);
             AdamWShard* shard = adamw_shards(h, adamw_state(k, k->h), k->spans, k->count, cut);
             for (int i = 0; i < cut->shards; i++)
                 adamw_update(shard[i].a, shard[i].n, shard[i].spans, shard[i].count, k->h, k->ctx);
-            for (int i = 0; i < ADAMW_WRITTEN; i++) expect_equal(h, ADAMW_NAMES[i], adamw_written(k, i), want[i]);
+            adamw_expect_bits(h, k, want);
             case_end(h);
         }
 }
@@ -334,25 +341,14 @@ static inline AdamWCase* adamw_usual_case(Harness* h) {
 }
 
 static inline void test_adamw_update(Harness* h) {
-    static const int64_t STEPS[] = {1, 2, 1000, 5000000000};
-    for (size_t i = 0; i < COUNT_OF(STEPS); i++)
-        for (int clipped = 0; clipped < 2; clipped++) {
-            case_begin(h, "adamw/update step=%lld %s", (long long)STEPS[i], clipped ? "clipped" : "not clipped");
-            AdamWCase* k = adamw_usual_case(h);
-            k->update = STEPS[i];
-            k->h.max_norm = clipped ? 1 : 0;
-            adamw_check(h, k, tolerance(1e-6));
-            case_end(h);
-        }
+    test_optimizer_steps(h, "adamw", adamw_usual_case, tolerance(1e-6));
 
     // By hand: at step 1 from m = v = 0, m / (1 - beta1) = g and v / (1 - beta2) = g^2, so p moves by
     // lr * g / (|g| + eps), after it shrank by lr * weight_decay where decay applies.
     case_begin(h, "adamw/update first step, worked out by hand");
     AdamWCase* k = adamw_usual_case(h);
     k->h.max_norm = 0;
-    memset(k->m.host, 0, k->m.n * sizeof(real));
-    memset(k->v.host, 0, k->v.n * sizeof(real));
-    array_upload_real(k->m), array_upload_real(k->v);
+    array_clear(k->m), array_clear(k->v);
     real* p = copy_of(h, k->p);
     for (int s = 0; s < k->count; s++)
         for (size_t i = k->spans[s].offset; i < k->spans[s].offset + k->spans[s].size; i++) {
@@ -367,12 +363,10 @@ static inline void test_adamw_update(Harness* h) {
     case_begin(h, "adamw/update norm below max_norm");
     k = adamw_usual_case(h);
     k->h.max_norm = 1e9;
-    adamw_run(k);
-    p = copy_of(h, k->p);
-    adamw_restore(k);
+    AdamWBits unclipped = adamw_bits_after(h, k);
     k->h.max_norm = 0;
     adamw_run(k);
-    expect_equal(h, "params", k->p, p);
+    adamw_expect_bits(h, k, unclipped);
     case_end(h);
     test_optimizer(h, "adamw", adamw_usual_case);
 }

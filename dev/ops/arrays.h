@@ -248,6 +248,12 @@ static inline void array_restore(Array a) {
     array_upload_real(a);
 }
 
+// Zeros, for launchers of full precision.
+static inline void array_clear(Array a) {
+    if (a.n) memset(a.host, 0, a.n * sizeof(real));
+    array_upload_real(a);
+}
+
 // What a case has written to `host`, rounded to floatX, is what the array held at first.
 static inline void array_begin(Array a) {
     array_upload(a);
