@@ -140,13 +140,11 @@ static inline AdamWCase* adamw_case(Harness* h, size_t n, const ParamSpan* spans
     k->has_master = ADAMW_HAS_MASTER;
     k->step = (AdamWStep*)case_block(h, sizeof(AdamWStep), ON_DEVICE);
     // Spans whose rate is not given have the rate 1.
-    ParamSpan* device_spans = (ParamSpan*)case_block(h, (size_t)count * sizeof *spans, ON_DEVICE);
     ParamSpan* rated = (ParamSpan*)case_memory(h, (size_t)count * sizeof *spans);
     memcpy(rated, spans, (size_t)count * sizeof *spans);
     for (int s = 0; s < count; s++) rated[s].rate = spans[s].rate == 0 ? 1 : spans[s].rate;
-    device_upload(&h->ctx, device_spans, rated, (size_t)count * sizeof *spans);
-    device_synchronize(&h->ctx);
-    k->spans = rated, k->device_spans = device_spans, k->count = count;
+    k->spans = rated, k->count = count;
+    k->device_spans = (const ParamSpan*)resident(h, rated, (size_t)count * sizeof *spans);
     k->h.lr = 3e-3, k->h.beta1 = 0.9, k->h.beta2 = 0.999, k->h.eps = 1e-8;
     k->h.weight_decay = 0.1, k->h.max_norm = 1;
     k->ctx = &h->ctx;

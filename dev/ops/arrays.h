@@ -104,13 +104,15 @@ static inline void* case_block(Harness* h, size_t bytes, Place place) {
 // For the case itself and its references; launchers must not be given it.
 static inline void* case_memory(Harness* h, size_t bytes) { return case_block(h, bytes, ON_HOST); }
 
-// A number on the device: kernels that read it often would wait for pinned memory.
-static inline real* resident_real(Harness* h, real value) {
-    real* x = (real*)case_block(h, sizeof *x, ON_DEVICE);
-    device_upload(&h->ctx, x, &value, sizeof value);
+// A copy on the device: kernels that read it often would wait for pinned memory.
+static inline void* resident(Harness* h, const void* data, size_t bytes) {
+    void* copy = case_block(h, bytes, ON_DEVICE);
+    device_upload(&h->ctx, copy, data, bytes);
     device_synchronize(&h->ctx);
-    return x;
+    return copy;
 }
+
+static inline real* resident_real(Harness* h, real value) { return (real*)resident(h, &value, sizeof value); }
 
 // For what both the case and launchers read (indices, spans): the same pointer serves both.
 static inline void* pinned_memory(Harness* h, size_t bytes) { return case_block(h, bytes, ON_BOTH); }
@@ -311,10 +313,7 @@ static inline int* int_array(Harness* h, size_t n) { return (int*)pinned_memory(
 
 // For a bench: a copy that a launcher reads at full speed (pinned memory is read over the bus), but the host may not.
 static inline int* resident_ints(Harness* h, const int* ints, size_t n) {
-    int* copy = (int*)case_block(h, n * sizeof(int), ON_DEVICE);
-    device_upload(&h->ctx, copy, ints, n * sizeof(int));
-    device_synchronize(&h->ctx);
-    return copy;
+    return (int*)resident(h, ints, n * sizeof *ints);
 }
 
 // A number in 0 .. n - 1.

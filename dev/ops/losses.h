@@ -24,7 +24,6 @@ static inline void loss_case_start(OpCase* k, int V, double loss_scale) {
 static inline Losses loss_device(const OpCase* k) {
     return (Losses){k->each.device_real, k->sum.device_real, 0.25, k->mode};
 }
-
 static inline Losses loss_want(const OpCase* k) { return (Losses){k->each.want, k->sum.want, 0.25, k->mode}; }
 
 #endif

@@ -49,10 +49,8 @@ static inline MuonCase* muon_case(Harness* h, const MuonGroup* groups, int group
     c->k->run = muon_run, c->k->state = c, c->k->want = muon_want;
     c->k->h.lr = 0.02;
     c->k->h.muon.momentum = 0.95;
-    MuonMatrix* device = (MuonMatrix*)case_block(h, (size_t)c->count * sizeof *device, ON_DEVICE);
-    device_upload(&h->ctx, device, c->host, (size_t)c->count * sizeof *device);
-    device_synchronize(&h->ctx);
-    c->m.matrices = device, c->m.groups = c->groups, c->m.group_count = group_count;
+    c->m.matrices = (MuonMatrix*)resident(h, c->host, (size_t)c->count * sizeof *c->host);
+    c->m.groups = c->groups, c->m.group_count = group_count;
     void* space = case_block(h, muon_space_bind(NULL, NULL, c->groups, group_count), ON_DEVICE);
     muon_space_bind(&c->m.space, space, c->groups, group_count);
     return c;
@@ -434,15 +432,13 @@ static inline void bench_muon_model(Harness* h, const char* name, int layers, in
     }
     MuonBench b;
     memset(&b, 0, sizeof b);
-    MuonMatrix* matrices = (MuonMatrix*)case_block(h, (size_t)count * sizeof *matrices, ON_DEVICE);
-    device_upload(&h->ctx, matrices, host, (size_t)count * sizeof *host);
-    b.m.matrices = matrices, b.m.groups = groups, b.m.group_count = (int)COUNT_OF(groups);
+    b.m.matrices = (MuonMatrix*)resident(h, host, (size_t)count * sizeof *host), b.m.groups = groups,
+    b.m.group_count = (int)COUNT_OF(groups);
     size_t space = muon_space_bind(NULL, NULL, groups, b.m.group_count);
     muon_space_bind(&b.m.space, case_block(h, space, ON_DEVICE), groups, b.m.group_count);
-    AdamWStep *step = (AdamWStep*)case_block(h, sizeof *step, ON_DEVICE), taken = {1, 1, 1, 1};
-    device_upload(&h->ctx, step, &taken, sizeof taken);
-    device_synchronize(&h->ctx);
-    b.a.grads = muon_bench_numbers(h, n), b.a.m = muon_bench_numbers(h, n), b.a.step = step;
+    const AdamWStep taken = {1, 1, 1, 1};
+    b.a.grads = muon_bench_numbers(h, n), b.a.m = muon_bench_numbers(h, n),
+    b.a.step = (AdamWStep*)resident(h, &taken, sizeof taken);
     b.a.v = (real*)case_block(h, n * sizeof(real), ON_DEVICE);
     b.a.master = has_master ? (real*)case_block(h, n * sizeof(real), ON_DEVICE) : NULL;
     b.a.params = (floatX*)case_block(h, n * sizeof(floatX), ON_DEVICE);

@@ -17,33 +17,25 @@ OP_FN(next_sentence_prepare) {
     if (k->S != 21 && k->S != 8) k->loss_scale.host = k->loss_scale.device_real = NULL, k->loss_scale.n = 0;
 }
 
-static inline NextSentenceLoss next_sentence_device(const OpCase* k) {
-    return (NextSentenceLoss){.logits = k->logits.device_real,
-                              .loss = k->loss.device_real,
-                              .correct = k->correct.device_real,
-                              .labels = k->targets,
-                              .scale = 0.25,
-                              .loss_scale = k->loss_scale.device_real};
-}
-
-static inline NextSentenceLoss next_sentence_host(const OpCase* k) {
-    return (NextSentenceLoss){.logits = k->logits.want,
-                              .loss = k->loss.want,
-                              .correct = k->correct.want,
-                              .labels = k->targets,
-                              .scale = 0.25,
-                              .loss_scale = k->loss_scale.host};
+// Of the launcher, or of the reference.
+static inline NextSentenceLoss next_sentence_loss(const OpCase* k, int of_launcher) {
+    NextSentenceLoss out = {.labels = k->targets, .scale = 0.25};
+    out.logits = of_launcher ? k->logits.device_real : k->logits.want;
+    out.loss = of_launcher ? k->loss.device_real : k->loss.want;
+    out.correct = of_launcher ? k->correct.device_real : k->correct.want;
+    out.loss_scale = of_launcher ? k->loss_scale.device_real : k->loss_scale.host;
+    return out;
 }
 
 OP_FN(next_sentence_run_forward) {
-    next_sentence_forward(next_sentence_device(k), k->pre.device, (Linear){k->w.device, k->b.device}, k->S, k->C,
+    next_sentence_forward(next_sentence_loss(k, 1), k->pre.device, (Linear){k->w.device, k->b.device}, k->S, k->C,
                           k->mode, k->ctx);
 }
 
 OP_FN(next_sentence_run_backward) {
     next_sentence_backward(
         k->pre.device, (NextSentenceGrads){.d = {k->dw.device_real, k->db.device_real}, .dbias = k->dbias.device_real},
-        next_sentence_device(k), (Linear){k->w.device, k->b.device}, k->S, k->C, k->mode, k->ctx);
+        next_sentence_loss(k, 1), (Linear){k->w.device, k->b.device}, k->S, k->C, k->mode, k->ctx);
 }
 
 // The sum of absolute values behind each result. An error of the logits reaches a gradient a quarter as large at most.
@@ -81,13 +73,13 @@ static inline void next_sentence_magnitudes(OpCase* k) {
 
 OP_FN(next_sentence_want_forward) {
     for (size_t i = 0; i < k->pre.n && k->is_grad; i++) k->pre.host[i] = k->x.host[i] + k->bias.host[i % (size_t)k->C];
-    next_sentence_forward_ref(next_sentence_host(k), NULL, k->pre.host, k->w.host, k->b.host, k->S, k->C, k->mode);
+    next_sentence_forward_ref(next_sentence_loss(k, 0), NULL, k->pre.host, k->w.host, k->b.host, k->S, k->C, k->mode);
     next_sentence_magnitudes(k);
 }
 
 OP_FN(next_sentence_want_backward) {
     next_sentence_backward_ref(k->pre.want, (NextSentenceGrads){.d = {k->dw.want, k->db.want}, .dbias = k->dbias.want},
-                               next_sentence_host(k), k->w.host, k->b.host, k->S, k->C, k->mode);
+                               next_sentence_loss(k, 0), k->w.host, k->b.host, k->S, k->C, k->mode);
     next_sentence_magnitudes(k);
 }
 
