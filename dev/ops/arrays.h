@@ -309,6 +309,18 @@ static inline real* copy_of(Harness* h, Array a) {
     return copy;
 }
 
+// The absolute values of n numbers, and of what an array holds.
+static inline real* absolute_of(Harness* h, const real* x, size_t n) {
+    real* a = (real*)case_memory(h, n * sizeof *a);
+    for (size_t i = 0; i < n; i++) a[i] = (real)fabs((double)x[i]);
+    return a;
+}
+
+static inline real* array_absolute(Harness* h, Array a) {
+    array_download(a);
+    return absolute_of(h, a.host, a.n);
+}
+
 static inline int* int_array(Harness* h, size_t n) { return (int*)pinned_memory(h, n * sizeof(int)); }
 
 // For a bench: a copy that a launcher reads at full speed (pinned memory is read over the bus), but the host may not.

@@ -139,9 +139,8 @@ static inline LinearCase* linear_case(Harness* h, LinearKind kind, int N, int C,
         size_t out = (size_t)size[i].OC;
         k->w[i] = input(h, (size_t)C * (size_t)F, 0.1), k->b[i] = input(h, out, 0.1);
         k->dw[i] = output(h, (size_t)C * (size_t)F, mode), k->db[i] = output(h, out, mode);
-        Linear p = {k->w[i].device, k->b[i].device};
-        LinearGrads d = {k->dw[i].device_real, k->db[i].device_real};
-        k->p[i] = p, k->d[i] = d;
+        k->p[i] = (Linear){k->w[i].device, k->b[i].device};
+        k->d[i] = (LinearGrads){k->dw[i].device_real, k->db[i].device_real};
     }
     k->a.x.v = k->x.device, k->a.h.v = k->h.device, k->a.dpre.v = k->dpre.device, k->a.dy.v = k->dy.device;
     tensors_free(&table);
@@ -177,13 +176,6 @@ static inline double linear_largest(const real* x, size_t n) {
     return largest;
 }
 
-// Sums of absolute products, for the tolerance.
-static inline real* linear_absolute(Harness* h, const real* x, size_t n) {
-    real* a = (real*)case_memory(h, n * sizeof *a);
-    for (size_t i = 0; i < n; i++) a[i] = (real)fabs((double)x[i]);
-    return a;
-}
-
 // The operands of a product as numbers: w and x, w and dy, or x and dy.
 typedef struct {
     const real *a, *b, *bias;
@@ -195,7 +187,7 @@ static inline void linear_expect(Harness* h, const char* what, MatmulPass pass, 
     size_t na = (size_t)(pass == MATMUL_BACKWARD_WEIGHT ? z.N : z.OC) * (size_t)z.IC;
     size_t nb = (size_t)z.N * (size_t)(pass == MATMUL_FORWARD ? z.IC : z.OC);
     real *want = (real*)case_memory(h, got.n * sizeof *want), *sum = (real*)case_memory(h, got.n * sizeof *sum);
-    const real *size_a = linear_absolute(h, o.a, na), *size_b = linear_absolute(h, o.b, nb);
+    const real *size_a = absolute_of(h, o.a, na), *size_b = absolute_of(h, o.b, nb);
     memcpy(want, before, got.n * sizeof *want);
     if (pass == MATMUL_FORWARD) {
         matmul_forward_ref(want, o.b, o.a, o.bias, z.N, z.IC, z.OC, SET);
@@ -456,16 +448,13 @@ static inline void test_linear(Harness* h) {
     if (!linear_has_fp8(h)) return;
     test_linear_sums(h);
     test_linear_logits(h, 35, 64, 112);
-    LinearKind tanh = {GELU_TANH, 0, NULL}, kept = {GELU_TANH, 1, NULL};
-    LinearKind erf = {GELU_ERF, 0, NULL}, erf_kept = {GELU_ERF, 1, NULL};
-    LinearKind exact = {GELU_TANH, 0, "w0,1"}, exact_kept = {GELU_ERF, 1, "w"};
-    test_linear_case(h, tanh, 1, 64, 256, SET);
-    test_linear_case(h, kept, 64, 128, 512, SET);
-    test_linear_case(h, erf_kept, 100, 48, 192, ADD);
-    test_linear_case(h, erf, 17, 64, 256, SET);
-    test_linear_case(h, tanh, 300, 768, 96, ADD);
-    test_linear_case(h, exact, 40, 64, 256, ADD);
-    test_linear_case(h, exact_kept, 100, 64, 128, SET);
+    test_linear_case(h, (LinearKind){GELU_TANH, 0, NULL}, 1, 64, 256, SET);
+    test_linear_case(h, (LinearKind){GELU_TANH, 1, NULL}, 64, 128, 512, SET);
+    test_linear_case(h, (LinearKind){GELU_ERF, 1, NULL}, 100, 48, 192, ADD);
+    test_linear_case(h, (LinearKind){GELU_ERF, 0, NULL}, 17, 64, 256, SET);
+    test_linear_case(h, (LinearKind){GELU_TANH, 0, NULL}, 300, 768, 96, ADD);
+    test_linear_case(h, (LinearKind){GELU_TANH, 0, "w0,1"}, 40, 64, 256, ADD);
+    test_linear_case(h, (LinearKind){GELU_ERF, 1, "w"}, 100, 64, 128, SET);
 }
 
 #endif

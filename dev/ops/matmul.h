@@ -96,8 +96,7 @@ OP_FN(matmul_after_gelu_backward_bias) {
     matmul_backward_bias_ref(k->dbias.want, k->dbefore.host, k->N, k->IC, k->mode);
     real* sizes = array_absolute(h, k->dbefore);
     for (size_t i = 0; i < k->dbefore.n; i++) sizes[i] = (real)fmax(sizes[i], array_smallest(k->dbefore));
-    k->dbias.magnitude = (real*)case_memory(h, k->dbias.n * sizeof(real));
-    for (size_t i = 0; i < k->dbias.n; i++) k->dbias.magnitude[i] = (real)fabs((double)k->dbias.initial[i]);
+    k->dbias.magnitude = absolute_of(h, k->dbias.initial, k->dbias.n);
     matmul_backward_bias_ref(k->dbias.magnitude, sizes, k->N, k->IC, k->mode);
     k->dbias.slack = matmul_tolerance(HAS_DEVICE_MEMORY ? k->N : 1) + array_rounding(k->dbefore);
 }

@@ -211,13 +211,6 @@ static inline void op_reference(Harness* h, OpCase* k, const Op* op, const Pass*
     pass->ref(k);
 }
 
-// The absolute values of what the array holds.
-static inline real* array_absolute(Harness* h, Array a) {
-    real* x = copy_of(h, a);
-    for (size_t i = 0; i < a.n; i++) x[i] = (real)fabs((double)x[i]);
-    return x;
-}
-
 // What the sums of a pass are relative to: its reference on absolute values.
 static inline void op_magnitudes(Harness* h, OpCase* k, const Op* op, const Pass* pass) {
     real* host[16];
