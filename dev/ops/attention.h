@@ -181,8 +181,8 @@ static real* attention_gradient_magnitude(Harness* h, const AttentionCase* a, do
     return sums;
 }
 
-// Compares the results of flash attention, by `path`, and of materialized attention. Each rounds P, ds and what it stores to floatX once each.
-// The results may be three such roundings apart, of which the comparison itself allows one. Far below 1, fp16's error
+// Compares the results of flash attention, by `path`, and of materialized attention. Each rounds P, ds and what it
+// stores to floatX once each. The results may be three such roundings apart, of which the comparison itself allows one. Far below 1, fp16's error
 // is no longer relative.
 static void attention_check_paths(Harness* h, AttentionCase* a, AttentionPath path, const real* materialized_out,
                                   double tol) {
@@ -256,8 +256,8 @@ static void attention_check(Harness* h, AttentionCase* a, AttentionPath path, do
     attention_check_packing(h, a);
 }
 
-// The number of sequences, their lengths, heads, their size, and the per cent that dropout takes. The last four have the
-// channels of models that are trained: 768, 1024, 1600.
+// The number of sequences, their lengths, heads, their size, and the per cent that dropout takes. The last four have
+// the channels of models that are trained: 768, 1024, 1600.
 static const int ATTENTION_SIZES[][8] = {
     {1, 1, 0, 0, 0, 1, 1, 0},        {2, 1, 1, 0, 0, 3, 16, 50},      {3, 17, 1, 77, 0, 3, 16, 0},
     {3, 17, 1, 77, 0, 2, 33, 30},    {2, 64, 64, 0, 0, 2, 64, 0},     {4, 6, 23, 24, 25, 2, 5, 10},
