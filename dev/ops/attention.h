@@ -182,8 +182,8 @@ static real* attention_gradient_magnitude(Harness* h, const AttentionCase* a, do
 }
 
 // Compares the results of flash attention, by `path`, and of materialized attention. Each rounds P, ds and what it
-// stores to floatX once each. The results may be three such roundings apart, of which the comparison itself allows one. Far below 1, fp16's error
-// is no longer relative.
+// stores to floatX once each. The results may be three such roundings apart, of which the comparison itself allows one.
+// Far below 1, fp16's error is no longer relative.
 static void attention_check_paths(Harness* h, AttentionCase* a, AttentionPath path, const real* materialized_out,
                                   double tol) {
     double unit = sizeof(floatX) == sizeof(real) ? 0 : array_rounding(a->out), floor = 1e-2;
