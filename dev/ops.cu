@@ -1,6 +1,7 @@
-/* Every op of llmc/ops, one harness, three modes:
+/* Every op of llmc/ops, one harness:
  *
  *     ./ops test  [op]   launchers against the plain references; the same bits for any number of threads
+ *     ./ops quick [op]   the same without large cases
  *     ./ops grad  [op]   references and launchers against finite differences (build with -DREAL_DOUBLE)
  *     ./ops bench [op] [GB/s TFLOP/s]   time, GFLOP/s and GB/s of the launchers that the trainers call, in per cent
  *                        of the machine's peaks: those given, else on a GPU those measured first; "all": every op
@@ -31,7 +32,6 @@
 #include "ops/layernorm_fp8.h"
 #include "ops/linear.h"
 #include "ops/linear_bce.h"
-#include "ops/loss_scale.h"
 #include "ops/matmul.h"
 #include "ops/matmul_bench.h"
 #include "ops/matmul_epilogue.h"
@@ -39,9 +39,7 @@
 #include "ops/matmul_relu.h"
 #include "ops/mean_bias.h"
 #include "ops/muon.h"
-#include "ops/muon_bench.h"
 #include "ops/next_sentence.h"
-#include "ops/outliers.h"
 #include "ops/quantize.h"
 #include "ops/span.h"
 #include "ops/squared_error.h"
@@ -102,16 +100,18 @@ static const OpRow TABLE[] = {
 // clang-format on
 
 int main(int argc, char** argv) {
-    static const char* const MODES[] = {"test", "grad", "bench"};
+    static const char* const MODES[] = {"test", "grad", "bench", "quick"};
     static void (*const OF_DECLARED[])(Harness*, const Op*) = {op_test, op_grad, op_bench};
     int command = 0, known = 0;
-    while (argc > 1 && command < 3 && strcmp(argv[1], MODES[command]) != 0) command++;
-    if (argc < 2 || argc > 5 || argc == 4 || command == 3) die(USAGE, "usage: ops test|grad|bench [op] [GB/s TFLOP/s]");
+    while (argc > 1 && command < 4 && strcmp(argv[1], MODES[command]) != 0) command++;
+    if (argc < 2 || argc > 5 || argc == 4 || command == 4)
+        die(USAGE, "usage: ops test|quick|grad|bench [op] [GB/s TFLOP/s]");
     if (command == 1 && (HAS_DEVICE_MEMORY || sizeof(real) < sizeof(double)))
         die(USAGE, "ops grad: finite differences are sharp on the CPU in double only: make grad");
     const char* only = argc > 2 && strcmp(argv[2], "all") != 0 ? argv[2] : NULL;
     Harness h;
     memset(&h, 0, sizeof h);
+    h.is_quick = command == 3, command %= 3;
     if (argc == 5) {
         h.ceiling_gbs = strtod(argv[3], NULL);
         h.ceiling_tflops = strtod(argv[4], NULL);

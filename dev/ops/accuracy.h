@@ -5,54 +5,34 @@
 #include "llmc/ops/accuracy.h"
 #include "op.h"
 
-typedef struct {
-    OpCase z;
-    Array logits, correct;
-    int* targets;
-} AccuracyCase;
-
 // Every third target is the largest of its row, every seventh is ignored. In a bench all are the largest: a row is read
 // to its end.
-static inline void accuracy_prepare(void* state) {
-    AccuracyCase* k = (AccuracyCase*)state;
-    k->targets = int_array(k->z.h, (size_t)k->z.N);
-    for (int n = 0; n < k->z.N; n++) {
-        const real* x = k->logits.host + (size_t)n * (size_t)k->z.Vp;
-        int is_largest = n % 3 == 0 || k->z.is_bench;
-        for (int v = 1; v < k->z.V && is_largest; v++)
+OP_FN(accuracy_prepare) {
+    k->targets = int_array(k->h, (size_t)k->N);
+    for (int n = 0; n < k->N; n++) {
+        const real* x = k->logits.host + (size_t)n * (size_t)k->Vp;
+        int is_largest = n % 3 == 0 || k->is_bench;
+        for (int v = 1; v < k->V && is_largest; v++)
             if (x[v] > x[k->targets[n]]) k->targets[n] = v;
-        if (!is_largest) k->targets[n] = n % 7 == 6 ? -1 : random_below(k->z.h, k->z.V);
+        if (!is_largest) k->targets[n] = n % 7 == 6 ? -1 : random_below(k->h, k->V);
     }
-    k->targets = op_ints(&k->z, k->targets, k->z.N);
+    k->targets = op_ints(k, k->targets, k->N);
 }
 
-static inline void accuracy_run(void* state) {
-    AccuracyCase* k = (AccuracyCase*)state;
-    accuracy_forward(k->correct.device_real, k->logits.device, k->targets, k->z.N, k->z.V, k->z.Vp, k->z.mode,
-                     k->z.ctx);
+OP_FN(accuracy_run) {
+    accuracy_forward(k->correct.device_real, k->logits.device, k->targets, k->N, k->V, k->Vp, k->mode, k->ctx);
 }
 
-static inline void accuracy_want(void* state) {
-    AccuracyCase* k = (AccuracyCase*)state;
-    accuracy_forward_ref(k->correct.want, k->logits.host, k->targets, k->z.N, k->z.V, k->z.Vp, k->z.mode);
-}
+OP_FN(accuracy_want) { accuracy_forward_ref(k->correct.want, k->logits.host, k->targets, k->N, k->V, k->Vp, k->mode); }
 
-static const Arg ACCURACY_ARGS[] = {{"logits", offsetof(AccuracyCase, logits), "N Vp", IN, 1, 0},
-                                    {"correct", offsetof(AccuracyCase, correct), "", BY_MODE, 0, 0},
-                                    {NULL}};
+static const Arg ACCURACY_ARGS[] = ARGS(ARG(logits, "N Vp", IN, 1), ARG(correct, "", BY_MODE));
 static const int ACCURACY_ROWS[][3] = {{1, 1, 1}, {5, 2, 8}, {77, 33, 40}, {130, 1000, 1024}, {17, 30522, 30592}};
 // BERT's masked positions, 20 of each of 256 sequences.
 static const int ACCURACY_GPU[][3] = {{5120, 30522, 30592}}, ACCURACY_CPU[][3] = {{128, 30522, 30592}};
 
-static const Op ACCURACY = {.name = "accuracy",
-                            .bytes = sizeof(AccuracyCase),
-                            .sizes = "N V Vp",
-                            .args = ACCURACY_ARGS,
-                            .passes = {{"forward", "correct", accuracy_run, accuracy_want}},
-                            .prepare = accuracy_prepare,
-                            .rows = SIZE_ROWS(ACCURACY_ROWS),
-                            .gpu_bench = SIZE_ROWS(ACCURACY_GPU),
-                            .cpu_bench = SIZE_ROWS(ACCURACY_CPU)};
+static const Op ACCURACY = {
+    OP_OF("accuracy", "N V Vp", ACCURACY_ARGS, ACCURACY_ROWS), OP_BENCH(ACCURACY_GPU, ACCURACY_CPU),
+    .passes = {{"forward", "correct", accuracy_run, accuracy_want}}, .prepare = accuracy_prepare};
 
 // Both against numbers that were written by hand: padding does not count, ties go to the first, NaN is not a hit.
 static inline void test_accuracy(Harness* h) {
@@ -63,7 +43,7 @@ static inline void test_accuracy(Harness* h) {
     const int targets[N] = {1, 0, 1, 1, 2, -1, 0}, row[] = {1, V, Vp};
     const real want[N] = {1, 1, 0, 0, 1, 0, 0};
     for (int n = 0; n < N; n++) {
-        AccuracyCase* k = (AccuracyCase*)op_case(h, &ACCURACY, ACCURACY.passes, row, OP_PLAIN);
+        OpCase* k = op_case(h, &ACCURACY, ACCURACY.passes, row, OP_PLAIN);
         memcpy(k->logits.host, rows + n * Vp, Vp * sizeof(real));
         array_begin(k->logits);
         *k->targets = targets[n];

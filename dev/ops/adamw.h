@@ -3,8 +3,86 @@
 #define DEV_OPS_ADAMW_H
 
 #include "harness.h"
+#include "llmc/base/rounding.h"
 #include "llmc/ops/adamw.h"
-#include "rounding.h"
+
+typedef struct {
+    const char* name;
+    uint16_t (*round)(float x, uint32_t random);
+    int precision, least, largest;  // bits of the significand; exponents of the smallest normal number and the largest
+} NarrowType;
+
+static const NarrowType CAST_BF16_TYPES[] = {{"bf16", round_randomly_to_bf16, 8, -126, 127},
+                                             {"fp16", round_randomly_to_fp16, 11, -14, 15}};
+
+static inline double narrow_value(const NarrowType* type, uint16_t bits) {
+    int stored = type->precision - 1, exponent = (bits & 0x7fff) >> stored, rest = bits & ((1 << stored) - 1);
+    double size = exponent == 0 ? ldexp(rest, type->least - stored)
+                                : ldexp(rest + (1 << stored), exponent - 1 + type->least - stored);
+    if (exponent == type->largest - type->least + 2) size = rest ? NAN : INFINITY;
+    return bits & 0x8000 ? -size : size;
+}
+
+// The distance between the numbers of the type around x.
+static inline double narrow_gap(const NarrowType* type, double x) {
+    int exponent;
+    frexp(x, &exponent);
+    return ldexp(1, max_int(exponent - 1, type->least) - (type->precision - 1));
+}
+
+// The largest number of the type that is no further from zero than x.
+static inline double narrow_toward_zero(const NarrowType* type, double x) {
+    double gap = narrow_gap(type, x);
+    return trunc(x / gap) * gap;
+}
+
+static inline void test_rounding(Harness* h) {
+    static const float VALUES[] = {1.0f,   1.001f, -3.14159f, 1.9999f,  1e-3f,     6.2e-5f, 6.1e-5f, -2.3e-7f, 1e-7f,
+                                   -3e-8f, 1e-9f,  1234.567f, 65000.3f, -65504.0f, 0.0f,    -0.0f,   1e-39f,   1e30f};
+    enum { DRAWS = 100000 };
+    for (size_t i = 0; i < COUNT_OF(CAST_BF16_TYPES); i++) {
+        const NarrowType* type = &CAST_BF16_TYPES[i];
+        case_begin(h, "adamw/rounding to %s", type->name);
+        for (size_t k = 0; k < COUNT_OF(VALUES); k++) {
+            float x = VALUES[k];
+            if (fabs((double)x) >= ldexp(1, type->largest + 1)) continue;
+            char what[64];
+            double low = narrow_toward_zero(type, x), gap = narrow_gap(type, x), high = low, mean = 0;
+            int neighbours = 1, differ = 0;
+            uint16_t first = type->round(x, 0);
+            if (low != (double)x) high += x < 0 ? -gap : gap;
+            for (int d = 0; d < DRAWS; d++) {
+                Philox random = philox((uint32_t)d, 0, 0, 0, h->key);
+                uint16_t bits = type->round(x, random.v[0]);
+                double got = narrow_value(type, bits);
+                neighbours &= (got == low || got == high) && bits >> 15 == (signbit(x) != 0);
+                differ |= bits != first;
+                mean += (got - (double)x) / DRAWS;
+            }
+            snprintf(what, sizeof what, "%g becomes one of its neighbours", (double)x);
+            expect_true(h, what, neighbours);
+            snprintf(what, sizeof what, "%g is exact, or comes out both ways", (double)x);
+            expect_true(h, what, differ == (low != high));
+            double share = ((double)x - low) / (x < 0 ? -gap : gap);
+            snprintf(what, sizeof what, "mean of %g within five deviations", (double)x);
+            expect_true(h, what, fabs(mean) <= 5 * gap * sqrt(share * (1 - share) / DRAWS));
+        }
+        static const uint32_t random[] = {0, 0x1fff, 0xffff, 0xffffffffu};
+        for (size_t k = 0; k < COUNT_OF(random); k++) {
+            float largest = (float)narrow_value(type, (uint16_t)(type->precision == 8 ? 0x7f7f : 0x7bff));
+            uint16_t infinite = type->round(-INFINITY, random[k]), nan = type->round((float)NAN, random[k]);
+            expect_true(h, "infinity stays", narrow_value(type, infinite) == -INFINITY);
+            expect_true(h, "NaN stays", isnan(narrow_value(type, nan)));
+            expect_true(h, "the largest number stays", narrow_value(type, type->round(largest, random[k])) == largest);
+            if (type->precision == 8) continue;
+            expect_true(h, "beyond it: infinity", narrow_value(type, type->round(70000, random[k])) == INFINITY);
+        }
+        case_end(h);
+    }
+}
+
+// The type of floatX.
+static inline const NarrowType* narrow_type(void) { return &CAST_BF16_TYPES[strcmp(FLOATX_NAME, "F16") == 0]; }
 
 // Two spans that decay, two that do not, pads between them and at the end; the second needs several blocks.
 static const ParamSpan ADAMW_SPANS[] = {{0, 100, 1}, {128, 40000, 1}, {40192, 33, 0}, {40320, 1, 0}};
@@ -51,37 +129,24 @@ static inline void adamw_want(AdamWCase* k, AdamWRefState reference) {
 static inline AdamWCase* adamw_case(Harness* h, size_t n, const ParamSpan* spans, int count) {
     AdamWCase* k = (AdamWCase*)case_memory(h, sizeof *k);
     k->run = adamw_run, k->state = k, k->want = adamw_want;
-    k->p = input(h, n, 1.0);
-    k->m = input(h, n, 0.1);
-    k->v = input(h, n, 0.1);
-    k->g = input(h, n, 0.3);
-    k->master = input(h, n, 1.0);
+    k->p = input(h, n, 1.0), k->m = input(h, n, 0.1), k->v = input(h, n, 0.1);
+    k->g = input(h, n, 0.3), k->master = input(h, n, 1.0);
     memcpy(k->master.initial, k->p.initial, n * sizeof(real));
     for (size_t i = 0; i < n; i++) k->v.initial[i] *= k->v.initial[i];
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += (double)k->g.host[i] * (double)k->g.host[i];
-    k->norm = sqrt(sum);
-    k->scale = 1;
-    k->update = 1;
+    k->norm = sqrt(sum), k->scale = 1, k->update = 1;
     array_restore(k->v), array_restore(k->master);
     k->has_master = ADAMW_HAS_MASTER;
     k->step = (AdamWStep*)case_block(h, sizeof(AdamWStep), ON_DEVICE);
     // Spans whose rate is not given have the rate 1.
-    ParamSpan* device_spans = (ParamSpan*)case_block(h, (size_t)count * sizeof *spans, ON_DEVICE);
     ParamSpan* rated = (ParamSpan*)case_memory(h, (size_t)count * sizeof *spans);
     memcpy(rated, spans, (size_t)count * sizeof *spans);
     for (int s = 0; s < count; s++) rated[s].rate = spans[s].rate == 0 ? 1 : spans[s].rate;
-    device_upload(&h->ctx, device_spans, rated, (size_t)count * sizeof *spans);
-    device_synchronize(&h->ctx);
-    k->spans = rated;
-    k->device_spans = device_spans;
-    k->count = count;
-    k->h.lr = 3e-3;
-    k->h.beta1 = 0.9;
-    k->h.beta2 = 0.999;
-    k->h.eps = 1e-8;
-    k->h.weight_decay = 0.1;
-    k->h.max_norm = 1;
+    k->spans = rated, k->count = count;
+    k->device_spans = (const ParamSpan*)resident(h, rated, (size_t)count * sizeof *spans);
+    k->h.lr = 3e-3, k->h.beta1 = 0.9, k->h.beta2 = 0.999, k->h.eps = 1e-8;
+    k->h.weight_decay = 0.1, k->h.max_norm = 1;
     k->ctx = &h->ctx;
     return k;
 }
@@ -94,14 +159,8 @@ static inline AdamWState adamw_state(AdamWCase* k, OptimizerSettings of_step) {
         device_synchronize(k->ctx);
         k->uploaded = step;
     }
-    AdamWState a = {k->p.device,
-                    k->has_master ? k->master.device_real : NULL,
-                    k->m.device_real,
-                    k->v.device_real,
-                    k->g.device_real,
-                    k->step,
-                    0};
-    return a;
+    real* master = k->has_master ? k->master.device_real : NULL;
+    return (AdamWState){k->p.device, master, k->m.device_real, k->v.device_real, k->g.device_real, k->step, 0};
 }
 
 static inline void adamw_run(void* state) {
@@ -150,20 +209,47 @@ static inline void adamw_check(Harness* h, AdamWCase* k, double tol) {
     adamw_expect(h, k, want, tol);
 }
 
+static inline void test_optimizer_steps(Harness* h, const char* name, AdamWCase* (*make)(Harness* h), double tol) {
+    static const int64_t STEPS[] = {1, 2, 1000, 5000000000};
+    for (size_t i = 0; i < COUNT_OF(STEPS); i++)
+        for (int clipped = 0; clipped < 2; clipped++) {
+            case_begin(h, "%s/update step=%lld %s", name, (long long)STEPS[i], clipped ? "clipped" : "not clipped");
+            AdamWCase* k = make(h);
+            k->update = STEPS[i], k->h.max_norm = clipped;
+            adamw_check(h, k, tol);
+            case_end(h);
+        }
+}
+
+// What an update leaves, from the case's start.
+typedef struct {
+    real* of[ADAMW_WRITTEN];
+} AdamWBits;
+
+static inline AdamWBits adamw_bits_after(Harness* h, AdamWCase* k) {
+    AdamWBits bits;
+    adamw_restore(k);
+    k->run(k->state);
+    for (int i = 0; i < ADAMW_WRITTEN; i++) bits.of[i] = copy_of(h, adamw_written(k, i));
+    adamw_restore(k);
+    return bits;
+}
+
+static inline void adamw_expect_bits(Harness* h, const AdamWCase* k, AdamWBits want) {
+    for (int i = 0; i < ADAMW_WRITTEN; i++) expect_equal(h, ADAMW_NAMES[i], adamw_written(k, i), want.of[i]);
+}
+
 // Equalities of an optimizer, whose cases `make` makes.
 static inline void test_optimizer(Harness* h, const char* name, AdamWCase* (*make)(Harness* h)) {
     // Gradients that carry a loss scale, the norm none: a power of two changes no bit.
     case_begin(h, "%s/update gradients 1024 times too large", name);
     AdamWCase* k = make(h);
-    real* want[ADAMW_WRITTEN];
-    k->run(k->state);
-    for (int i = 0; i < ADAMW_WRITTEN; i++) want[i] = copy_of(h, adamw_written(k, i));
-    adamw_restore(k);
+    AdamWBits want = adamw_bits_after(h, k);
     for (size_t i = 0; i < k->g.n; i++) k->g.host[i] *= 1024;
     k->scale = 1024;
     array_upload_real(k->g);
     k->run(k->state);
-    for (int i = 0; i < ADAMW_WRITTEN; i++) expect_equal(h, ADAMW_NAMES[i], adamw_written(k, i), want[i]);
+    adamw_expect_bits(h, k, want);
     case_end(h);
 
     static const double ODD[] = {NAN, INFINITY};
@@ -240,14 +326,11 @@ static inline void test_adamw_shards(Harness* h) {
             AdamWCase* k = adamw_case(h, SHARDED_SIZE, SHARDED_SPANS, (int)COUNT_OF(SHARDED_SPANS));
             k->has_master = has_master;
             k->h.rounding = rng_stream(7, 1, 0, SITE_ROUNDING);
-            real* want[ADAMW_WRITTEN];
-            adamw_run(k);
-            for (int i = 0; i < ADAMW_WRITTEN; i++) want[i] = copy_of(h, adamw_written(k, i));
-            adamw_restore(k);
+            AdamWBits want = adamw_bits_after(h, k);
             AdamWShard* shard = adamw_shards(h, adamw_state(k, k->h), k->spans, k->count, cut);
             for (int i = 0; i < cut->shards; i++)
                 adamw_update(shard[i].a, shard[i].n, shard[i].spans, shard[i].count, k->h, k->ctx);
-            for (int i = 0; i < ADAMW_WRITTEN; i++) expect_equal(h, ADAMW_NAMES[i], adamw_written(k, i), want[i]);
+            adamw_expect_bits(h, k, want);
             case_end(h);
         }
 }
@@ -334,25 +417,14 @@ static inline AdamWCase* adamw_usual_case(Harness* h) {
 }
 
 static inline void test_adamw_update(Harness* h) {
-    static const int64_t STEPS[] = {1, 2, 1000, 5000000000};
-    for (size_t i = 0; i < COUNT_OF(STEPS); i++)
-        for (int clipped = 0; clipped < 2; clipped++) {
-            case_begin(h, "adamw/update step=%lld %s", (long long)STEPS[i], clipped ? "clipped" : "not clipped");
-            AdamWCase* k = adamw_usual_case(h);
-            k->update = STEPS[i];
-            k->h.max_norm = clipped ? 1 : 0;
-            adamw_check(h, k, tolerance(1e-6));
-            case_end(h);
-        }
+    test_optimizer_steps(h, "adamw", adamw_usual_case, tolerance(1e-6));
 
     // By hand: at step 1 from m = v = 0, m / (1 - beta1) = g and v / (1 - beta2) = g^2, so p moves by
     // lr * g / (|g| + eps), after it shrank by lr * weight_decay where decay applies.
     case_begin(h, "adamw/update first step, worked out by hand");
     AdamWCase* k = adamw_usual_case(h);
     k->h.max_norm = 0;
-    memset(k->m.host, 0, k->m.n * sizeof(real));
-    memset(k->v.host, 0, k->v.n * sizeof(real));
-    array_upload_real(k->m), array_upload_real(k->v);
+    array_clear(k->m), array_clear(k->v);
     real* p = copy_of(h, k->p);
     for (int s = 0; s < k->count; s++)
         for (size_t i = k->spans[s].offset; i < k->spans[s].offset + k->spans[s].size; i++) {
@@ -367,12 +439,10 @@ static inline void test_adamw_update(Harness* h) {
     case_begin(h, "adamw/update norm below max_norm");
     k = adamw_usual_case(h);
     k->h.max_norm = 1e9;
-    adamw_run(k);
-    p = copy_of(h, k->p);
-    adamw_restore(k);
+    AdamWBits unclipped = adamw_bits_after(h, k);
     k->h.max_norm = 0;
     adamw_run(k);
-    expect_equal(h, "params", k->p, p);
+    adamw_expect_bits(h, k, unclipped);
     case_end(h);
     test_optimizer(h, "adamw", adamw_usual_case);
 }

@@ -60,6 +60,7 @@ typedef struct {
     int comparisons, bad;  // of the running case
     double worst, worst_tolerance;
     int passed, failed;
+    int is_quick;        // large cases are left out
     double spread;       // of the last bench_seconds: (slowest quarter - fastest quarter) / median
     double ceiling_gbs;  // measured ceilings of this machine; 0: not known
     double ceiling_tflops;
@@ -103,13 +104,15 @@ static inline void* case_block(Harness* h, size_t bytes, Place place) {
 // For the case itself and its references; launchers must not be given it.
 static inline void* case_memory(Harness* h, size_t bytes) { return case_block(h, bytes, ON_HOST); }
 
-// A number on the device: kernels that read it often would wait for pinned memory.
-static inline real* resident_real(Harness* h, real value) {
-    real* x = (real*)case_block(h, sizeof *x, ON_DEVICE);
-    device_upload(&h->ctx, x, &value, sizeof value);
+// A copy on the device: kernels that read it often would wait for pinned memory.
+static inline void* resident(Harness* h, const void* data, size_t bytes) {
+    void* copy = case_block(h, bytes, ON_DEVICE);
+    device_upload(&h->ctx, copy, data, bytes);
     device_synchronize(&h->ctx);
-    return x;
+    return copy;
 }
+
+static inline real* resident_real(Harness* h, real value) { return (real*)resident(h, &value, sizeof value); }
 
 // For what both the case and launchers read (indices, spans): the same pointer serves both.
 static inline void* pinned_memory(Harness* h, size_t bytes) { return case_block(h, bytes, ON_BOTH); }
@@ -247,6 +250,12 @@ static inline void array_restore(Array a) {
     array_upload_real(a);
 }
 
+// Zeros, for launchers of full precision.
+static inline void array_clear(Array a) {
+    if (a.n) memset(a.host, 0, a.n * sizeof(real));
+    array_upload_real(a);
+}
+
 // What a case has written to `host`, rounded to floatX, is what the array held at first.
 static inline void array_begin(Array a) {
     array_upload(a);
@@ -300,14 +309,23 @@ static inline real* copy_of(Harness* h, Array a) {
     return copy;
 }
 
+// The absolute values of n numbers, and of what an array holds.
+static inline real* absolute_of(Harness* h, const real* x, size_t n) {
+    real* a = (real*)case_memory(h, n * sizeof *a);
+    for (size_t i = 0; i < n; i++) a[i] = (real)fabs((double)x[i]);
+    return a;
+}
+
+static inline real* array_absolute(Harness* h, Array a) {
+    array_download(a);
+    return absolute_of(h, a.host, a.n);
+}
+
 static inline int* int_array(Harness* h, size_t n) { return (int*)pinned_memory(h, n * sizeof(int)); }
 
 // For a bench: a copy that a launcher reads at full speed (pinned memory is read over the bus), but the host may not.
 static inline int* resident_ints(Harness* h, const int* ints, size_t n) {
-    int* copy = (int*)case_block(h, n * sizeof(int), ON_DEVICE);
-    device_upload(&h->ctx, copy, ints, n * sizeof(int));
-    device_synchronize(&h->ctx);
-    return copy;
+    return (int*)resident(h, ints, n * sizeof *ints);
 }
 
 // A number in 0 .. n - 1.

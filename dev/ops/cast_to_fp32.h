@@ -25,20 +25,27 @@ static inline void cast_to_fp32_run_shard(void* state) {
                        k->ctx);
 }
 
+static const CastSpan CAST_SPANS[] = {{0, 700, 1}, {128, 0, 199}, {400, 200, 500}};
+
+static inline CastToFp32Case* cast_to_fp32_case(Harness* h, size_t n) {
+    CastToFp32Case* k = (CastToFp32Case*)case_memory(h, sizeof *k);
+    k->params = input(h, n, 1), k->master = input(h, n, 1), k->copies = output(h, 800, SET);
+    k->spans = (CastSpan*)pinned_memory(h, sizeof CAST_SPANS);
+    memcpy(k->spans, CAST_SPANS, sizeof CAST_SPANS);
+    k->count = 3, k->ctx = &h->ctx;
+    return k;
+}
+
 // Spans of one element, of fewer than a block's threads and of more; what no span names stays.
 static inline void test_cast_to_fp32(Harness* h) {
-    static const CastSpan SPANS[] = {{0, 700, 1}, {128, 0, 199}, {400, 200, 500}};
     for (int has_master = 0; has_master < 2; has_master++) {
         case_begin(h, "cast_to_fp32/forward of %s", has_master ? "master weights" : "parameters");
-        CastToFp32Case* k = (CastToFp32Case*)case_memory(h, sizeof *k);
-        k->params = input(h, 900, 1), k->master = input(h, 900, 1), k->copies = output(h, 800, SET);
+        CastToFp32Case* k = cast_to_fp32_case(h, 900);
         for (size_t i = 0; i < 900; i++) k->master.host[i] = (real)(1 + 1e-4 * (double)i);  // floatX holds few of these
         array_upload_real(k->master);
-        k->spans = (CastSpan*)int_array(h, COUNT_OF(SPANS) * (sizeof(CastSpan) / sizeof(int)));
-        memcpy(k->spans, SPANS, sizeof SPANS);
-        k->has_master = has_master, k->count = 3, k->ctx = &h->ctx;
+        k->has_master = has_master;
         real* want = copy_of(h, k->copies);
-        cast_to_fp32_ref(want, k->params.host, has_master ? k->master.host : NULL, SPANS, 3);
+        cast_to_fp32_ref(want, k->params.host, has_master ? k->master.host : NULL, CAST_SPANS, 3);
         expect_same_for_any_threads(h, "forward", cast_to_fp32_run, k, &k->copies, 1);
         expect_equal(h, "copies", k->copies, want);
         case_end(h);
@@ -49,18 +56,14 @@ static inline void test_cast_to_fp32(Harness* h) {
         {1024, 1024, 1024, 1024}, {0, 128, 512, 1024}, {256, 256, 640, 1024}, {128, 256, 384, 1024}};
     for (size_t c = 0; c < COUNT_OF(ENDS); c++) {
         case_begin(h, "cast_to_fp32/forward of shards that end at %zu, %zu, %zu", ENDS[c][0], ENDS[c][1], ENDS[c][2]);
-        CastToFp32Case* k = (CastToFp32Case*)case_memory(h, sizeof *k);
-        k->master = input(h, 1024, 1), k->copies = output(h, 800, SET);
-        k->spans = (CastSpan*)int_array(h, COUNT_OF(SPANS) * (sizeof(CastSpan) / sizeof(int)));
-        memcpy(k->spans, SPANS, sizeof SPANS);
-        k->ctx = &h->ctx;
+        CastToFp32Case* k = cast_to_fp32_case(h, 1024);
         real *want = copy_of(h, k->copies), *sum = (real*)case_memory(h, 800 * sizeof(real));
         real* untouched = copy_of(h, k->copies);
-        cast_to_fp32_ref(want, NULL, k->master.host, SPANS, 3);
+        cast_to_fp32_ref(want, NULL, k->master.host, CAST_SPANS, 3);
         for (int i = 0; i < 4; k->begin = ENDS[c][i++]) {
             k->n = ENDS[c][i] - k->begin;
             real* part = copy_of(h, k->copies);
-            cast_to_fp32_shard_ref(part, k->master.host + k->begin, k->begin, k->n, SPANS, 3);
+            cast_to_fp32_shard_ref(part, k->master.host + k->begin, k->begin, k->n, CAST_SPANS, 3);
             expect_same_for_any_threads(h, "forward", cast_to_fp32_run_shard, k, &k->copies, 1);
             expect_equal(h, "copies", k->copies, part);
             for (size_t j = 0; j < 800; j++) sum[j] += part[j];

@@ -6,66 +6,56 @@
 #include "losses.h"
 
 // Every third target is ignored, if there are three. Of 5 rows the gradients carry a loss scale.
-static inline void classifier_prepare(void* state) {
-    LossCase* k = (LossCase*)state;
-    int N = k->z.N, V = k->z.V;
-    k->targets = int_array(k->z.h, (size_t)N);
-    for (int n = 0; n < N; n++) k->targets[n] = n % 3 == 2 && !k->z.is_bench ? -1 : random_below(k->z.h, V);
+OP_FN(classifier_prepare) {
+    int N = k->N, V = k->V;
+    k->targets = int_array(k->h, (size_t)N);
+    for (int n = 0; n < N; n++) k->targets[n] = n % 3 == 2 && !k->is_bench ? -1 : random_below(k->h, V);
     k->targets[N - 1] = N > 1 ? V - 1 : k->targets[N - 1];
-    k->targets = op_ints(&k->z, k->targets, N);
+    k->targets = op_ints(k, k->targets, N);
     loss_case_start(k, V, N == 5 ? 1024 : 1);
 }
 
-static inline void classifier_run_forward(void* state) {
-    LossCase* k = (LossCase*)state;
-    classifier_forward(loss_device(k), k->logits.device, k->targets, k->z.N, k->z.V, k->z.Vp, k->z.ctx);
-}
+RUN_AND_WANT(classifier, forward,
+             classifier_forward(loss_device(k), k->logits.device, k->targets, k->N, k->V, k->Vp, k->ctx),
+             classifier_forward_ref(loss_want(k), k->logits.host, k->targets, k->N, k->V, k->Vp));
 
-static inline void classifier_want_forward(void* state) {
-    LossCase* k = (LossCase*)state;
-    classifier_forward_ref(loss_want(k), k->logits.host, k->targets, k->z.N, k->z.V, k->z.Vp);
-}
-
-static inline void classifier_run_backward(void* state) {
-    LossCase* k = (LossCase*)state;
-    classifier_backward(loss_device(k), k->logits.device, k->targets, k->loss_scale.device_real, k->z.N, k->z.V,
-                        k->z.Vp, k->z.ctx);
+OP_FN(classifier_run_backward) {
+    classifier_backward(loss_device(k), k->logits.device, k->targets, k->loss_scale.device_real, k->N, k->V, k->Vp,
+                        k->ctx);
 }
 
 // A probability is right relative to itself: the exponential to 3e-7, its argument to half a rounding of |logit -
 // maximum|. The target's gradient is a difference of numbers up to the scale. In fp16, what lies below the smallest
 // normal number is right to the spacing of those that follow it.
-static inline void classifier_want_backward(void* state) {
-    LossCase* k = (LossCase*)state;
+OP_FN(classifier_want_backward) {
     const double factor = 0.25 * (k->loss_scale.n ? (double)*k->loss_scale.host : 1);
 #ifdef PRECISION_FP16
     const double smallest = 6.2e-5;
 #else
     const double smallest = 1e-30;
 #endif
-    classifier_backward_ref(loss_want(k), k->logits.want, k->targets, k->loss_scale.host, k->z.N, k->z.V, k->z.Vp);
-    k->logits.magnitude = (real*)case_memory(k->z.h, k->logits.n * sizeof(real));
+    classifier_backward_ref(loss_want(k), k->logits.want, k->targets, k->loss_scale.host, k->N, k->V, k->Vp);
+    k->logits.magnitude = (real*)case_memory(k->h, k->logits.n * sizeof(real));
     for (size_t i = 0; i < k->logits.n; i++) {
-        int is_target = (int)(i % (size_t)k->z.Vp) == k->targets[i / (size_t)k->z.Vp];
+        int is_target = (int)(i % (size_t)k->Vp) == k->targets[i / (size_t)k->Vp];
         k->logits.magnitude[i] = (real)(is_target ? factor : fmax(fabs((double)k->logits.want[i]), smallest));
     }
 }
 
 // The sum is that of the losses that the launcher wrote: all that is left is the rounding of the result, and of what it
 // is added to.
-static inline void classifier_after(void* state) {
-    LossCase* k = (LossCase*)state;
-    double before = k->z.mode == ADD ? (double)*k->sum.initial : 0, total = 0, magnitude = fabs(before);
-    for (int n = 0; n < k->z.N; n++) {
+OP_FN(classifier_after) {
+    double before = k->mode == ADD ? (double)*k->sum.initial : 0, total = 0, magnitude = fabs(before);
+    for (int n = 0; n < k->N; n++) {
         total += 0.25 * (double)k->each.host[n];
         magnitude += 0.25 * fabs((double)k->each.host[n]);
     }
-    expect_within(k->z.h, "sum of its losses", ((double)*k->sum.host - before - total) / fmax(magnitude, 1e-30), 0,
+    expect_within(k->h, "sum of its losses", ((double)*k->sum.host - before - total) / fmax(magnitude, 1e-30), 0,
                   sizeof(real) == sizeof(double) ? 1e-13 : tolerance(6e-8));
 }
 
 // A loss is right to the rounding of the largest logit.
-static const Arg CLASSIFIER_ARGS[] = {LOSS_LOGITS(2, 3e-6), LOSS_EACH("N"), LOSS_SUM, LOSS_SCALE, {NULL}};
+static const Arg CLASSIFIER_ARGS[] = ARGS(LOSS_LOGITS(2, 3e-6), LOSS_EACH("N"), LOSS_SUM, LOSS_SCALE);
 static const int CLASSIFIER_ROWS[][3] = {{1, 1, 1},          {77, 48, 48},      {4, 33, 64},     {5, 768, 896},
                                          {9, 1537, 1600},    {3, 50257, 50304}, {20011, 40, 48}, {32, 2, 8},
                                          {17, 30522, 30592}, {1024, 257, 384}};
@@ -75,31 +65,23 @@ static const int CLASSIFIER_GPU[][3] = {{4096, 50257, 50304}, {5120, 30522, 3059
 static const int CLASSIFIER_CPU[][3] = {{256, 50257, 50304}, {128, 30522, 30592}};
 
 static const Op CLASSIFIER = {
-    .name = "classifier",
-    .bytes = sizeof(LossCase),
-    .sizes = "N V Vp",
-    .args = CLASSIFIER_ARGS,
-    .passes = {{"forward", "losses sum dlogits", classifier_run_forward, classifier_want_forward, NULL,
-                classifier_after},
-               {"backward", "losses sum dlogits", classifier_run_backward, classifier_want_backward, NULL,
-                classifier_after}},
+    OP_OF("classifier", "N V Vp", CLASSIFIER_ARGS, CLASSIFIER_ROWS),
+    OP_BENCH(CLASSIFIER_GPU, CLASSIFIER_CPU),
+    .passes = {{"forward", "losses sum dlogits", OP_PAIR(classifier, forward), NULL, classifier_after},
+               {"backward", "losses sum dlogits", OP_PAIR(classifier, backward), NULL, classifier_after}},
     .prepare = classifier_prepare,
-    .rows = SIZE_ROWS(CLASSIFIER_ROWS),
-    .gpu_bench = SIZE_ROWS(CLASSIFIER_GPU),
-    .cpu_bench = SIZE_ROWS(CLASSIFIER_CPU),
     .grad = CLASSIFIER_GRAD,
-    .loss = "sum",
-};
+    .loss = "sum"};
 
-static inline LossCase* classifier_case(Harness* h, int pass, int N, int V, int Vp) {
+static inline OpCase* classifier_case(Harness* h, int pass, int N, int V, int Vp) {
     const int row[] = {N, V, Vp};
-    return (LossCase*)op_case(h, &CLASSIFIER, &CLASSIFIER.passes[pass], row, OP_PLAIN);
+    return op_case(h, &CLASSIFIER, &CLASSIFIER.passes[pass], row, OP_PLAIN);
 }
 
 static inline void test_classifier_of(Harness* h, int pass) {
     void (*const run)(void* k) = CLASSIFIER.passes[pass].run;
     // Probabilities down to exp(-87), the smallest that a float holds in full; the argument's rounding is 4e-6.
-    LossCase* k = classifier_case(h, pass, 4, 70, 80);
+    OpCase* k = classifier_case(h, pass, 4, 70, 80);
     for (int i = 0; i < 4 * 70; i++) {
         int n = i / 70, v = i % 70;
         k->logits.host[n * 80 + v] = (real)(n % 2 ? 1e4 - v : 30 - 1.2 * ((v * 37) % 70));

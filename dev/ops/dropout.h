@@ -5,62 +5,31 @@
 #include "llmc/ops/dropout.h"
 #include "op.h"
 
-typedef struct {
-    OpCase z;
-    Array x, y, dy, dx;
-    Sequences sequences;
-    Dropout dropout;
-} DropoutCase;
-
-static inline void dropout_prepare(void* state) {
-    DropoutCase* k = (DropoutCase*)state;
-    k->sequences = sequences_split(k->z.h, k->z.N, 4, 2);
-    k->dropout = dropout_make(k->z.p, 1337, 10, 3, SITE_DROPOUT_MLP_OUT, &k->sequences);
-    if (k->z.is_bench) k->sequences = resident_sequences(k->z.h, k->sequences);
+OP_FN(dropout_prepare) {
+    k->sequences = sequences_split(k->h, k->N, 4, 2);
+    k->dropout = dropout_make(k->p, 1337, 10, 3, SITE_DROPOUT_MLP_OUT, &k->sequences);
+    if (k->is_bench) k->sequences = resident_sequences(k->h, k->sequences);
 }
 
-static inline void dropout_run_forward(void* state) {
-    DropoutCase* k = (DropoutCase*)state;
-    dropout_forward(k->y.device, k->x.device, k->z.N, k->z.C, k->dropout, k->z.ctx);
-}
+RUN_AND_WANT(dropout, forward, dropout_forward(k->y.device, k->x.device, k->N, k->C, k->dropout, k->ctx),
+             dropout_ref(k->y.want, k->x.host, k->N, k->C, k->dropout));
+RUN_AND_WANT(dropout, backward, dropout_backward(k->dx.device, k->dy.device, k->N, k->C, k->dropout, k->ctx),
+             dropout_ref(k->dx.want, k->dy.host, k->N, k->C, k->dropout));
 
-static inline void dropout_want_forward(void* state) {
-    DropoutCase* k = (DropoutCase*)state;
-    dropout_ref(k->y.want, k->x.host, k->z.N, k->z.C, k->dropout);
-}
-
-static inline void dropout_run_backward(void* state) {
-    DropoutCase* k = (DropoutCase*)state;
-    dropout_backward(k->dx.device, k->dy.device, k->z.N, k->z.C, k->dropout, k->z.ctx);
-}
-
-static inline void dropout_want_backward(void* state) {
-    DropoutCase* k = (DropoutCase*)state;
-    dropout_ref(k->dx.want, k->dy.host, k->z.N, k->z.C, k->dropout);
-}
-
-static const Arg DROPOUT_ARGS[] = {{"x", offsetof(DropoutCase, x), "N C", IN, 1, 0},
-                                   {"y", offsetof(DropoutCase, y), "N C", OUT, 0, 2e-7},  // one rounding
-                                   {"dy", offsetof(DropoutCase, dy), "N C", IN, 1, 0, "y"},
-                                   {"dx", offsetof(DropoutCase, dx), "N C", OUT, 0, 2e-7, "x"},
-                                   {NULL}};
+static const Arg DROPOUT_ARGS[] = ARGS(ARG(x, "N C", IN, 1), ARG(y, "N C", OUT, 0, 2e-7),  // one rounding
+                                       ARG(dy, "N C", IN, 1, 0, "y"), ARG(dx, "N C", OUT, 0, 2e-7, "x"));
 static const int DROPOUT_ROWS[][2] = {{32, 1},    {32, 33},   {32, 48}, {32, 64},   {32, 768},
                                       {95, 1024}, {18, 1600}, {1, 768}, {1024, 48}, {1104, 1025}};
 static const int DROPOUT_GRAD[] = {8, 7};
 static const int DROPOUT_GPU[][2] = {{65536, 768}}, DROPOUT_CPU[][2] = {{2048, 768}};
 
-static const Op DROPOUT = {.name = "dropout",
-                           .bytes = sizeof(DropoutCase),
-                           .sizes = "N C",
-                           .args = DROPOUT_ARGS,
-                           .passes = {{"forward", "y", dropout_run_forward, dropout_want_forward},
-                                      {"backward", "dx", dropout_run_backward, dropout_want_backward}},
-                           .prepare = dropout_prepare,
-                           .rates = {0, 0.3},
-                           .rows = SIZE_ROWS(DROPOUT_ROWS),
-                           .gpu_bench = SIZE_ROWS(DROPOUT_GPU),
-                           .cpu_bench = SIZE_ROWS(DROPOUT_CPU),
-                           .grad = DROPOUT_GRAD};
+static const Op DROPOUT = {
+    OP_OF("dropout", "N C", DROPOUT_ARGS, DROPOUT_ROWS),
+    OP_BENCH(DROPOUT_GPU, DROPOUT_CPU),
+    .passes = {{"forward", "y", OP_PAIR(dropout, forward)}, {"backward", "dx", OP_PAIR(dropout, backward)}},
+    .prepare = dropout_prepare,
+    .rates = {0, 0.3},
+    .grad = DROPOUT_GRAD};
 
 // The mask itself, dropout of ones, by the forward or the backward launcher.
 static inline Array dropout_mask(Harness* h, const Sequences* s, int C, Dropout dropout, int is_backward) {

@@ -5,16 +5,6 @@
 #include "llmc/ops/embedding/embedding.h"
 #include "op.h"
 
-typedef struct {
-    OpCase z;
-    Array x, word, position, type;      // forward
-    Array dx, dword, dposition, dtype;  // backward
-    int *tokens, *types;
-    Sequences s;
-    EmbeddingSizes sizes;
-    Dropout dropout;
-} EmbeddingCase;
-
 // How the tokens of a case lie: the rows of equal ones are added up, in one chunk of the sorted list or in many. In text
 // token k is drawn with a probability of about 1 / k.
 enum { TOKENS_RANDOM, TOKENS_EQUAL, TOKENS_DIFFERENT, TOKENS_FREQUENT, TOKENS_TEXT };
@@ -29,66 +19,61 @@ static inline int embedding_token(Harness* h, int kind, int n, int V) {
     return random;
 }
 
-static inline void embedding_prepare(void* state) {
-    EmbeddingCase* k = (EmbeddingCase*)state;
-    Harness* h = k->z.h;
-    EmbeddingSizes sizes = {k->z.V, k->z.T, k->z.types, k->z.C, k->z.padding};
-    k->sizes = sizes, k->s = sequences_split(h, k->z.N, k->z.S, 11);
-    CHECK(k->s.max_length <= k->z.T);
-    k->dropout = dropout_make(k->z.p, 42, 7, 0, SITE_DROPOUT_EMBEDDING, &k->s);
-    k->tokens = int_array(h, (size_t)k->z.N), k->types = k->z.types ? int_array(h, (size_t)k->z.N) : NULL;
-    for (int n = 0; n < k->z.N; n++) {
-        k->tokens[n] = embedding_token(h, k->z.tokens, n, k->z.V);
-        if (k->types) k->types[n] = k->z.tokens == TOKENS_EQUAL ? 0 : random_below(h, k->z.types);
+OP_FN(embedding_prepare) {
+    Harness* h = k->h;
+    k->sequences = sequences_split(h, k->N, k->S, 11);
+    CHECK(k->sequences.max_length <= k->T);
+    k->dropout = dropout_make(k->p, 42, 7, 0, SITE_DROPOUT_EMBEDDING, &k->sequences);
+    k->token_of = int_array(h, (size_t)k->N), k->type_of = k->types ? int_array(h, (size_t)k->N) : NULL;
+    for (int n = 0; n < k->N; n++) {
+        k->token_of[n] = embedding_token(h, k->tokens, n, k->V);
+        if (k->types) k->type_of[n] = k->tokens == TOKENS_EQUAL ? 0 : random_below(h, k->types);
     }
-    if (!k->z.is_bench) return;
-    k->tokens = resident_ints(h, k->tokens, (size_t)k->z.N), k->s = resident_sequences(h, k->s);
-    if (k->types) k->types = resident_ints(h, k->types, (size_t)k->z.N);
+    if (!k->is_bench) return;
+    k->token_of = resident_ints(h, k->token_of, (size_t)k->N), k->sequences = resident_sequences(h, k->sequences);
+    if (k->types) k->type_of = resident_ints(h, k->type_of, (size_t)k->N);
 }
 
-static inline void embedding_run_forward(void* state) {
-    EmbeddingCase* k = (EmbeddingCase*)state;
-    Embeddings tables = {k->word.device, k->position.device, k->types ? k->type.device : NULL};
-    EmbeddingInputs in = {k->tokens, k->types, &k->s};
-    embedding_forward(k->x.device, in, tables, k->sizes, k->dropout, k->z.ctx);
+static inline EmbeddingSizes embedding_sizes(const OpCase* k) {
+    return (EmbeddingSizes){k->V, k->T, k->types, k->C, k->padding};
 }
 
-static inline void embedding_want_forward(void* state) {
-    EmbeddingCase* k = (EmbeddingCase*)state;
-    EmbeddingInputs in = {k->tokens, k->types, &k->s};
-    EmbeddingRefTables tables = {k->word.host, k->position.host, k->types ? k->type.host : NULL};
-    embedding_forward_ref(k->x.want, in, tables, k->z.C, k->dropout);
+static inline EmbeddingInputs embedding_inputs(const OpCase* k) {
+    return (EmbeddingInputs){k->token_of, k->type_of, &k->sequences};
 }
 
-static inline void embedding_run_backward(void* state) {
-    EmbeddingCase* k = (EmbeddingCase*)state;
-    EmbeddingInputs in = {k->tokens, k->types, &k->s};
-    EmbeddingGrads d = {k->dword.device_real, k->dposition.device_real, k->types ? k->dtype.device_real : NULL};
-    embedding_backward(d, k->dx.device, in, k->sizes, k->dropout, k->z.mode, k->z.other_mode, k->z.ctx);
+RUN_AND_WANT(embedding, forward,
+             embedding_forward(k->x.device, embedding_inputs(k),
+                               (Embeddings){k->word.device, k->position.device, k->types ? k->type.device : NULL},
+                               embedding_sizes(k), k->dropout, k->ctx),
+             embedding_forward_ref(k->x.want, embedding_inputs(k),
+                                   (EmbeddingRefTables){k->word.host, k->position.host, k->types ? k->type.host : NULL},
+                                   k->C, k->dropout));
+
+OP_FN(embedding_run_backward) {
+    embedding_backward(
+        (EmbeddingGrads){k->dword.device_real, k->dposition.device_real, k->types ? k->dtype.device_real : NULL},
+        k->dx.device, embedding_inputs(k), embedding_sizes(k), k->dropout, k->mode, k->other_mode, k->ctx);
 }
 
-static inline void embedding_want_backward(void* state) {
-    EmbeddingCase* k = (EmbeddingCase*)state;
-    EmbeddingRefIndex word = {k->tokens, k->z.V, k->z.padding}, position = {k->s.position, k->z.T, -1};
-    EmbeddingRefIndex type = {k->types, k->z.types, -1};
-    embedding_backward_ref(k->dword.want, k->dx.host, word, &k->s, k->z.C, k->dropout, k->z.mode);
-    embedding_backward_ref(k->dposition.want, k->dx.host, position, &k->s, k->z.C, k->dropout, k->z.other_mode);
-    if (k->types) embedding_backward_ref(k->dtype.want, k->dx.host, type, &k->s, k->z.C, k->dropout, k->z.other_mode);
+static inline void embedding_want_table(OpCase* k, Array d, EmbeddingRefIndex index, Mode mode) {
+    embedding_backward_ref(d.want, k->dx.host, index, &k->sequences, k->C, k->dropout, mode);
+}
+
+OP_FN(embedding_want_backward) {
+    embedding_want_table(k, k->dword, (EmbeddingRefIndex){k->token_of, k->V, k->padding}, k->mode);
+    embedding_want_table(k, k->dposition, (EmbeddingRefIndex){k->sequences.position, k->T, -1}, k->other_mode);
+    if (k->types) embedding_want_table(k, k->dtype, (EmbeddingRefIndex){k->type_of, k->types, -1}, k->other_mode);
 }
 
 // A sum of three numbers rounds twice. A row of a gradient table adds up to 16,000 numbers near 1, with as many
 // roundings of partial sums near 100. The error is less than 1e-7 of the sum of absolute values. For few numbers it is
 // a few roundings.
-static const Arg EMBEDDING_ARGS[] = {
-    {"x", offsetof(EmbeddingCase, x), "N C", OUT, 0, 3e-7},
-    {"word", offsetof(EmbeddingCase, word), "V C", IN, 1, 0},
-    {"position", offsetof(EmbeddingCase, position), "T C", IN, 1, 0},
-    {"type", offsetof(EmbeddingCase, type), "types C", IN, 1, 0},
-    {"dx", offsetof(EmbeddingCase, dx), "N C", IN, 1, 0, "x"},
-    {"dword", offsetof(EmbeddingCase, dword), "V C", BY_MODE, 0, 1e-6, "word", 1},
-    {"dposition", offsetof(EmbeddingCase, dposition), "T C", BY_OTHER_MODE, 0, 1e-6, "position", 1},
-    {"dtype", offsetof(EmbeddingCase, dtype), "types C", BY_OTHER_MODE, 0, 1e-6, "type", 1},
-    {NULL}};
+static const Arg EMBEDDING_ARGS[] =
+    ARGS(ARG(x, "N C", OUT, 0, 3e-7), ARG(word, "V C", IN, 1), ARG(position, "T C", IN, 1), ARG(type, "types C", IN, 1),
+         ARG(dx, "N C", IN, 1, 0, "x"), ARG(dword, "V C", BY_MODE, 0, 1e-6, "word", 1),
+         ARG(dposition, "T C", BY_OTHER_MODE, 0, 1e-6, "position", 1),
+         ARG(dtype, "types C", BY_OTHER_MODE, 0, 1e-6, "type", 1));
 // The backward pass's lists: up to as many rows as are sorted in one launch, and more; token numbers of one to three
 // bytes; words, positions and types in one chunk of rows and in many, a table's rows that are skipped or not reached;
 // widths of one vector, of parts of one, and the channels of models that are trained.
@@ -114,20 +99,13 @@ static const int EMBEDDING_GPU[][8] = {{65536, 64, 50257, 768, 1540, 0, -1, TOKE
 static const int EMBEDDING_CPU[][8] = {{256, 4, 50257, 768, 1024, 0, -1, TOKENS_TEXT},
                                        {256, 4, 30528, 1024, 512, 2, 0, TOKENS_TEXT}};
 
-static const Op EMBEDDING = {
-    .name = "embedding",
-    .bytes = sizeof(EmbeddingCase),
-    .sizes = "N S V C T types padding tokens",
-    .args = EMBEDDING_ARGS,
-    .passes = {{"forward", "x", embedding_run_forward, embedding_want_forward},
-               {"backward", "dword dposition dtype", embedding_run_backward, embedding_want_backward}},
-    .prepare = embedding_prepare,
-    .rates = {0, 0.3},
-    .rows = SIZE_ROWS(EMBEDDING_ROWS),
-    .gpu_bench = SIZE_ROWS(EMBEDDING_GPU),
-    .cpu_bench = SIZE_ROWS(EMBEDDING_CPU),
-    .grad = EMBEDDING_GRAD,
-};
+static const Op EMBEDDING = {OP_OF("embedding", "N S V C T types padding tokens", EMBEDDING_ARGS, EMBEDDING_ROWS),
+                             OP_BENCH(EMBEDDING_GPU, EMBEDDING_CPU),
+                             .passes = {{"forward", "x", OP_PAIR(embedding, forward)},
+                                        {"backward", "dword dposition dtype", OP_PAIR(embedding, backward)}},
+                             .prepare = embedding_prepare,
+                             .rates = {0, 0.3},
+                             .grad = EMBEDDING_GRAD};
 
 // More tokens than the position table has rows, fewer than the word table; all of a table is written where it is SET.
 static inline void test_embedding_bytes(Harness* h) {

@@ -50,10 +50,10 @@ static inline Fp8ScalesCase fp8_scales_case(Harness* h, int count) {
 static inline void fp8_scales_step(Harness* h, Fp8ScalesCase* k, int64_t step) {
     size_t n = (size_t)k->host.count;
     char what[64];
-    real* scale = (real*)xmalloc((1 + FP8_INVERSE_APART) * n * sizeof *scale);
-    Fp8Stats* stats = (Fp8Stats*)xmalloc(n * sizeof *stats);
-    Fp8Recorded* recorded = (Fp8Recorded*)xmalloc(n * sizeof *recorded);
-    real* before = (real*)xmalloc(n * sizeof *before);
+    real* scale = (real*)case_memory(h, (1 + FP8_INVERSE_APART) * n * sizeof *scale);
+    Fp8Stats* stats = (Fp8Stats*)case_memory(h, n * sizeof *stats);
+    Fp8Recorded* recorded = (Fp8Recorded*)case_memory(h, n * sizeof *recorded);
+    real* before = (real*)case_memory(h, n * sizeof *before);
     device_upload(k->ctx, k->device.stats, k->host.stats, n * sizeof *stats);
     device_download(k->ctx, before, k->device.scale, n * sizeof *before);
     fp8_scales_record(k->device, step, k->ctx);
@@ -71,13 +71,12 @@ static inline void fp8_scales_step(Harness* h, Fp8ScalesCase* k, int64_t step) {
         is_kept &= recorded[t].scale == before[t];
     }
     fp8_scales_update_ref(k->host);
-    snprintf(what, sizeof what, "scales after step %lld", (long long)step);
-    expect_true(h, what, memcmp(scale, k->host.scale, n * sizeof *scale) == 0);
-    snprintf(what, sizeof what, "inverses after step %lld", (long long)step);
-    expect_true(h, what, memcmp(scale + n, k->host.inverse, FP8_INVERSE_APART * n * sizeof *scale) == 0);
+    snprintf(what, sizeof what, "scales and inverses after step %lld", (long long)step);
+    expect_true(h, what,
+                memcmp(scale, k->host.scale, n * sizeof *scale) == 0 &&
+                    memcmp(scale + n, k->host.inverse, FP8_INVERSE_APART * n * sizeof *scale) == 0);
     expect_true(h, "the statistics are reset", cleared);
     expect_true(h, "those of the step are kept, with its scale", is_kept);
-    free(scale), free(stats), free(recorded), free(before);
 }
 
 // An E4M3 tensor's amax step by step, and the scale after it, worked out by hand.

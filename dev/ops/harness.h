@@ -30,6 +30,9 @@ static inline int is_finite_number(double x) {
 // ---------------------------------------------------------------------------------------------------------
 // Cases
 
+// Of a quick test, by the number of its elements.
+static inline int case_is_left_out(const Harness* h, double elements) { return h->is_quick && elements > 100000; }
+
 // The random numbers depend on the case's name only, so a case that runs alone sees the same ones.
 __attribute__((format(printf, 2, 3))) static inline void case_begin(Harness* h, const char* format, ...) {
     va_list args;
@@ -96,24 +99,22 @@ static inline void comparison_report(Harness* h, const char* what, const Compari
     }
 }
 
-// |got - want| <= tol * max(1, |want|)
-static inline void expect_close(Harness* h, const char* what, Array got, const real* want, double tol) {
-    Comparison c = {0, 0, 0, 0};
-    array_download(got);
-    tol += array_rounding(got);
-    for (size_t i = 0; i < got.n; i++) comparison_add(&c, i, got.host[i], want[i], fmax(1, fabs(want[i])), tol);
-    if (got.n) comparison_report(h, what, &c, got.host[c.first], want[c.first], tol);
-}
-
-// |got - want| <= tol * magnitude, where magnitude[i] is the sum of the absolute values that made want[i].
+// |got - want| <= tol * magnitude, where magnitude[i] is the sum of the absolute values that made want[i]; NULL: the
+// magnitude is max(1, |want|).
 static inline void expect_close_to_sum(Harness* h, const char* what, Array got, const real* want, const real* magnitude,
                                        double tol) {
     Comparison c = {0, 0, 0, 0};
     array_download(got);
     tol += array_rounding(got);
-    for (size_t i = 0; i < got.n; i++)
-        comparison_add(&c, i, got.host[i], want[i], fmax(1e-30, fabs(magnitude[i])), tol);
+    for (size_t i = 0; i < got.n; i++) {
+        double scale = magnitude ? fmax(1e-30, fabs((double)magnitude[i])) : fmax(1, fabs((double)want[i]));
+        comparison_add(&c, i, got.host[i], want[i], scale, tol);
+    }
     if (got.n) comparison_report(h, what, &c, got.host[c.first], want[c.first], tol);
+}
+
+static inline void expect_close(Harness* h, const char* what, Array got, const real* want, double tol) {
+    expect_close_to_sum(h, what, got, want, NULL, tol);
 }
 
 // Bit for bit, in the type in which the array is stored. NaN equals the same NaN: an untouched destination can be

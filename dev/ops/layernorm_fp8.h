@@ -8,7 +8,7 @@
 #include "quantize.h"
 
 typedef struct {
-    LayernormCase* k;
+    OpCase* k;
     Fp8Shared shared;
     Fp8Linear layer;
     Fp8Copy copy;
@@ -20,7 +20,7 @@ typedef struct {
 static inline LayernormFp8Case* layernorm_fp8_case(Harness* h, Rows size, OpWay way) {
     static const Fp8Stats before = {7, 9, 0x3e800000u};  // amax 0.25
     const int row[] = {size.N, size.C};
-    LayernormCase* k = (LayernormCase*)op_case(h, &RESIDUAL_LAYERNORM, RESIDUAL_LAYERNORM.passes, row, way);
+    OpCase* k = op_case(h, &RESIDUAL_LAYERNORM, RESIDUAL_LAYERNORM.passes, row, way);
     LayernormFp8Case* f = (LayernormFp8Case*)case_memory(h, sizeof *f);
     for (int c = 0; c < size.C; c += 5) {
         k->w.host[c] = c % 2 ? (real)0 : (real)1e-6;
@@ -40,7 +40,7 @@ static inline void layernorm_fp8_run_apart(void* state) {
     LayernormFp8Case* f = (LayernormFp8Case*)state;
     Operand y = {.v = f->k->y.device, .q = &f->copy};
     layernorm_run_residual(f->k);
-    fp8_fill(y, f->k->size.N, f->k->size.C, f->k->z.ctx);
+    fp8_fill(y, f->k->N, f->k->C, f->k->ctx);
 }
 
 static inline void layernorm_fp8_run_fused(void* state) {
@@ -57,21 +57,21 @@ typedef struct {
 
 // Run with outputs as they were made.
 static inline LayernormFp8Result layernorm_fp8_result(Harness* h, LayernormFp8Case* f, void (*run)(void* state)) {
-    LayernormCase* k = f->k;
+    OpCase* k = f->k;
     LayernormFp8Result got;
-    size_t n = (size_t)k->size.N * (size_t)k->size.C, transposed = quantize_rows(k->size.N) * (size_t)k->size.C;
+    size_t n = (size_t)k->N * (size_t)k->C, transposed = quantize_rows(k->N) * (size_t)k->C;
     got.y8 = (uint8_t*)case_memory(h, n), got.yt = (uint8_t*)case_memory(h, transposed);
     array_restore(k->y), array_restore(k->r), array_restore(k->mean), array_restore(k->rstd);
     memset(got.yt, QUANTIZE_FILL, transposed);
-    device_upload(k->z.ctx, f->copy.y, got.yt, n);
-    device_upload(k->z.ctx, f->copy.yt, got.yt, transposed);
-    device_upload(k->z.ctx, f->shared.scales.stats, &f->before, sizeof f->before);
-    device_synchronize(k->z.ctx);
+    device_upload(k->ctx, f->copy.y, got.yt, n);
+    device_upload(k->ctx, f->copy.yt, got.yt, transposed);
+    device_upload(k->ctx, f->shared.scales.stats, &f->before, sizeof f->before);
+    device_synchronize(k->ctx);
     f->elements = 0;
     run(f);
-    device_download(k->z.ctx, got.y8, f->copy.y, n);
-    device_download(k->z.ctx, got.yt, f->copy.yt, transposed);
-    device_download(k->z.ctx, &got.stats, f->shared.scales.stats, sizeof got.stats);
+    device_download(k->ctx, got.y8, f->copy.y, n);
+    device_download(k->ctx, got.yt, f->copy.yt, transposed);
+    device_download(k->ctx, &got.stats, f->shared.scales.stats, sizeof got.stats);
     got.elements = f->elements;
     return got;
 }
@@ -86,22 +86,22 @@ static inline int layernorm_fp8_is_fused(int C, const Context* ctx) {
 
 // v_is_read: of y. records: as in a training step, which wants the transpose and the statistics too.
 static inline void layernorm_fp8_compare(Harness* h, LayernormFp8Case* f, int v_is_read, int records) {
-    LayernormCase* k = f->k;
-    size_t C = (size_t)k->size.C, n = (size_t)k->size.N * C;
+    OpCase* k = f->k;
+    size_t C = (size_t)k->C, n = (size_t)k->N * C;
     f->copy.v_is_read = v_is_read, f->shared.records = records;
     LayernormFp8Result want = layernorm_fp8_result(h, f, layernorm_fp8_run_apart);
     real *y = copy_of(h, k->y), *r = copy_of(h, k->r), *mean = copy_of(h, k->mean), *rstd = copy_of(h, k->rstd);
     LayernormFp8Result got = layernorm_fp8_result(h, f, layernorm_fp8_run_fused);
-    int is_sparse = !v_is_read && records && layernorm_fp8_is_fused(k->size.C, k->z.ctx);
-    for (int row = 0; row < k->size.N; row++)  // a row that nobody reads stays as it was
-        if (is_sparse && !mean_bias_reads(row, k->size.N))
+    int is_sparse = !v_is_read && records && layernorm_fp8_is_fused(k->C, k->ctx);
+    for (int row = 0; row < k->N; row++)  // a row that nobody reads stays as it was
+        if (is_sparse && !mean_bias_reads(row, k->N))
             memcpy(y + (size_t)row * C, k->y.initial + (size_t)row * C, C * sizeof *y);
     expect_equal(h, "y", k->y, y);
     expect_equal(h, "r", k->r, r);
     expect_equal(h, "mean", k->mean, mean);
     expect_equal(h, "rstd", k->rstd, rstd);
     expect_true(h, "y8 has quantize's bytes", memcmp(got.y8, want.y8, n) == 0);
-    expect_true(h, "yt has quantize's bytes", memcmp(got.yt, want.yt, quantize_rows(k->size.N) * C) == 0);
+    expect_true(h, "yt has quantize's bytes", memcmp(got.yt, want.yt, quantize_rows(k->N) * C) == 0);
     expect_true(h, "amax and the counts are quantize's", same_stats(got.stats, want.stats));
     expect_true(h, "the number of elements", got.elements == want.elements && got.elements == (records ? n : 0.0));
     expect_true(h, "what the copy was computed from", f->copy.from.x == k->y.device);

@@ -6,40 +6,24 @@
 #include "llmc/ops/common/losses.h"
 #include "op.h"
 
-typedef struct {
-    OpCase z;  // logits are [N, Vp]; what lies behind column V is padding
-    Array logits, each, sum, loss_scale;
-    int* targets;
-    Sequences sequences;
-} LossCase;
-
-#define LOSS_LOGITS(size, tol)                                                                                         \
-    { "dlogits", offsetof(LossCase, logits), "N Vp", IN_OUT, size, tol, "dlogits" }
-#define LOSS_EACH(shape)                                                                                               \
-    { "losses", offsetof(LossCase, each), shape, OUT, 0, 1e-6 }
-#define LOSS_SUM                                                                                                       \
-    { "sum", offsetof(LossCase, sum), "", BY_MODE, 0, 1e-6 }
-#define LOSS_SCALE                                                                                                     \
-    { "loss_scale", offsetof(LossCase, loss_scale), "", IN, 1, 0 }
+#define LOSS_LOGITS(size, tol) ARG_AS("dlogits", logits, "N Vp", IN_OUT, size, tol, "dlogits")
+#define LOSS_EACH(shape) ARG_AS("losses", each, shape, OUT, 0, 1e-6)
+#define LOSS_SUM ARG(sum, "", BY_MODE, 0, 1e-6)
+#define LOSS_SCALE ARG(loss_scale, "", IN, 1)
 
 // After the targets are made. A loss scale of 1: none is given.
-static inline void loss_case_start(LossCase* k, int V, double loss_scale) {
+static inline void loss_case_start(OpCase* k, int V, double loss_scale) {
     for (size_t i = 0; i < k->logits.n; i++)
-        if (i % (size_t)k->z.Vp >= (size_t)V) k->logits.host[i] = (real)NAN;
+        if (i % (size_t)k->Vp >= (size_t)V) k->logits.host[i] = (real)NAN;
     array_begin(k->logits);
     *k->loss_scale.host = (real)loss_scale;
     array_upload_real(k->loss_scale);
     if (loss_scale == 1) k->loss_scale.host = k->loss_scale.device_real = NULL, k->loss_scale.n = 0;
 }
 
-static inline Losses loss_device(const LossCase* k) {
-    Losses losses = {k->each.device_real, k->sum.device_real, 0.25, k->z.mode};
-    return losses;
+static inline Losses loss_device(const OpCase* k) {
+    return (Losses){k->each.device_real, k->sum.device_real, 0.25, k->mode};
 }
-
-static inline Losses loss_want(const LossCase* k) {
-    Losses losses = {k->each.want, k->sum.want, 0.25, k->z.mode};
-    return losses;
-}
+static inline Losses loss_want(const OpCase* k) { return (Losses){k->each.want, k->sum.want, 0.25, k->mode}; }
 
 #endif

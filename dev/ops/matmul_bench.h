@@ -11,32 +11,30 @@ typedef struct {
 } MatmulBench;
 
 // Forward with GELU for gelu = 1, backward for -1.
-static void bench_matmul_gelu(Harness* h, MatmulCase* k, int gelu, Gelu kind, const char* how) {
-    k->z.kind = kind;
+static void bench_matmul_gelu(Harness* h, OpCase* k, int gelu, Gelu kind, const char* how) {
+    k->kind = kind;
     if (gelu > 0) bench(h, how, matmul_run_gelu_forward, k);
     if (gelu < 0) bench(h, how, matmul_run_gelu_backward_input, k);
 }
 
-static void bench_matmul_all(Harness* h, MatmulCase* k, int gelu, int has_bias, const char* how) {
-    k->z.kind = has_bias;
+static void bench_matmul_all(Harness* h, OpCase* k, int gelu, int has_bias, const char* how) {
+    k->kind = has_bias;
     bench(h, how, matmul_run_forward, k);
     bench(h, how, matmul_run_backward_input, k);
-    k->z.kind = HAS_DEVICE_MEMORY ? 0 : has_bias;  // on the GPU the bias gradient has its own row
+    k->kind = HAS_DEVICE_MEMORY ? 0 : has_bias;  // on the GPU the bias gradient has its own row
     bench(h, how, matmul_run_backward_weight, k);
     bench_matmul_gelu(h, k, gelu, GELU_TANH, how);
 }
 
 #ifdef __CUDACC__
 
-static void matmul_run_backward_bias(void* state) {
-    MatmulCase* k = (MatmulCase*)state;
-    BiasGrad d = {k->db.device_real, k->z.mode};
-    matmul_backward_bias(d, k->dy.device, k->z.N, k->z.OC, k->z.ctx);
+OP_FN(matmul_run_backward_bias) {
+    matmul_backward_bias((BiasGrad){k->db.device_real, k->mode}, k->dy.device, k->N, k->OC, k->ctx);
 }
 
 // Benchmarks cuBLASLt's first choice, the fastest of its candidates, the same without GELU in the epilogue, and
 // GELU_ERF; in the backward pass the last three include the bias gradient.
-static void bench_matmul_ways(Harness* h, MatmulCase* k, int gelu, int has_bias) {
+static void bench_matmul_ways(Harness* h, OpCase* k, int gelu, int has_bias) {
     static const char* const WAYS[] = {" first choice", " tuned", " tuned, no fusion", " tuned, ERF"};
     static const char* const WITH_BIAS[] = {"", " dbias tuned", " dbias no fusion", " dbias ERF"};
     for (int way = 0; way < 4; way++) {
@@ -46,15 +44,15 @@ static void bench_matmul_ways(Harness* h, MatmulCase* k, int gelu, int has_bias)
         matmul_plans_free(&h->ctx);
         if (way < 2) bench_matmul_all(h, k, gelu, has_bias, WAYS[way]);
         else bench_matmul_gelu(h, k, gelu, kind, WAYS[way]);
-        k->z.kind = kind;
+        k->kind = kind;
         if (gelu < 0 && way > 0) bench(h, WITH_BIAS[way], matmul_run_gelu_backward_bias, k);
     }
     h->ctx.autotune = 0;
     h->ctx.gelu_fusion = 1;
     matmul_plans_free(&h->ctx);
-    double elements = (double)k->z.N * k->z.OC;
+    double elements = (double)k->N * k->OC;
     char shapes[64];
-    snprintf(shapes, sizeof shapes, "N=%d OC=%d", k->z.N, k->z.OC);
+    snprintf(shapes, sizeof shapes, "N=%d OC=%d", k->N, k->OC);
     if (has_bias)
         bench_report(h, "matmul_backward_bias", shapes, bench_seconds(h, matmul_run_backward_bias, k), elements,
                      elements * sizeof(floatX));
@@ -62,20 +60,18 @@ static void bench_matmul_ways(Harness* h, MatmulCase* k, int gelu, int has_bias)
 
 enum { CEILING_COPY_BYTES = 1 << 30 };
 
-static void matmul_run_copy(void* state) {
-    MatmulCase* k = (MatmulCase*)state;
-    cudaCheck(
-        cudaMemcpyAsync(k->y.device, k->x.device, CEILING_COPY_BYTES, cudaMemcpyDeviceToDevice, k->z.ctx->stream));
+OP_FN(matmul_run_copy) {
+    cudaCheck(cudaMemcpyAsync(k->y.device, k->x.device, CEILING_COPY_BYTES, cudaMemcpyDeviceToDevice, k->ctx->stream));
 }
 
 // What this GPU reaches at best, measured: a copy that does not fit into the L2, counting bytes read and written, and a
 // large product of normal random numbers, which heat more than zeros do.
 static void bench_ceilings(Harness* h) {
     enum { SIDE = 8192 };
-    MatmulCase k;
+    OpCase k;
     case_begin(h, "ceilings");
     memset(&k, 0, sizeof k);
-    k.z.N = k.z.IC = k.z.OC = SIDE, k.z.ctx = &h->ctx;
+    k.N = k.IC = k.OC = SIDE, k.ctx = &h->ctx;
     Array noise = input(h, 1 << 20, 1.0);
     k.x.device = (floatX*)bench_memory(h, CEILING_COPY_BYTES, 1, noise);
     k.y.device = (floatX*)bench_memory(h, CEILING_COPY_BYTES, 1, noise);
@@ -112,16 +108,16 @@ static void bench_matmul(Harness* h) {
 #endif
     // clang-format on
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
-        MatmulCase k;
+        OpCase k;
         int has_bias = rows[i].OC != 50304;  // a head has none
         printf("%s\n", rows[i].model);
         case_begin(h, "matmul bench");
         memset(&k, 0, sizeof k);
-        k.z.N = rows[i].N, k.z.IC = rows[i].IC, k.z.OC = rows[i].OC, k.z.ctx = &h->ctx;
+        k.N = rows[i].N, k.IC = rows[i].IC, k.OC = rows[i].OC, k.ctx = &h->ctx;
         Array noise = input(h, HAS_DEVICE_MEMORY ? 1 << 20 : 1009, 1.0);
         for (const Arg* arg = rows[i].gelu ? MATMUL_GELU_ARGS : MATMUL_ARGS; arg->name; arg++)
-            op_array(&k, arg)->n = op_elements(&k.z, arg->shape);
-        k.y.n = k.dy.n = (size_t)k.z.N * (size_t)k.z.OC, k.dx.n = k.x.n, k.dw.n = k.w.n, k.db.n = k.b.n;
+            op_array(&k, arg)->n = op_elements(&k, arg->shape);
+        k.y.n = k.dy.n = (size_t)k.N * (size_t)k.OC, k.dx.n = k.x.n, k.dw.n = k.w.n, k.db.n = k.b.n;
         Array* all[] = {&k.x, &k.w, &k.b, &k.y, &k.pre, &k.dx, &k.dy, &k.before, &k.dbefore};
         for (size_t a = 0; a < COUNT_OF(all); a++)
             if (all[a]->n) all[a]->device = (floatX*)bench_memory(h, all[a]->n, sizeof(floatX), noise);

@@ -6,57 +6,43 @@
 #include "op.h"
 
 typedef struct {
-    OpCase z;
-    Array x, means;
-    real* before;  // x, or its GELU, as numbers
+    real* exact;  // x, or its GELU, as numbers
     RoundedTensor x8;
-} MeanBiasCase;
+} MeanBiasOwn;
 
 // x has a mean, for which rounding errors do not cancel.
-static inline void mean_bias_prepare(void* state) {
-    MeanBiasCase* k = (MeanBiasCase*)state;
+OP_FN(mean_bias_prepare) {
+    MeanBiasOwn* o = (MeanBiasOwn*)(k->own = case_memory(k->h, sizeof *o));
     const double scale = 1024;  // most are clipped: errors above the tolerance
     size_t n = k->x.n;
-    uint8_t* bytes = (uint8_t*)pinned_memory(k->z.h, n);
-    real* inverse = (real*)pinned_memory(k->z.h, sizeof *inverse);
+    uint8_t* bytes = (uint8_t*)pinned_memory(k->h, n);
+    real* inverse = (real*)pinned_memory(k->h, sizeof *inverse);
     for (size_t i = 0; i < n; i++) k->x.host[i] += (real)((int)(i % 7) - 2);
     array_upload(k->x);
     array_download(k->x);
-    k->before = (real*)case_memory(k->z.h, n * sizeof *k->before);
+    o->exact = (real*)case_memory(k->h, n * sizeof *o->exact);
     for (size_t i = 0; i < n; i++) {
-        k->before[i] = k->z.kind ? (real)gelu_exact((double)k->x.host[i], GELU_TANH) : k->x.host[i];
-        bytes[i] = fp8_from_float((float)((double)k->before[i] * scale), FP8_E4M3);
+        o->exact[i] = k->kind ? (real)gelu_exact((double)k->x.host[i], GELU_TANH) : k->x.host[i];
+        bytes[i] = fp8_from_float((float)((double)o->exact[i] * scale), FP8_E4M3);
     }
     *inverse = (real)(1 / scale);
-    k->x8.exact = k->z.kind ? quantize_gelu(k->x.device, GELU_TANH) : quantize_plain(k->x.device);
-    k->x8.bytes = bytes, k->x8.inverse = inverse;
+    o->x8.exact = k->kind ? quantize_gelu(k->x.device, GELU_TANH) : quantize_plain(k->x.device);
+    o->x8.bytes = bytes, o->x8.inverse = inverse;
 }
 
-static inline void mean_bias_run(void* state) {
-    MeanBiasCase* k = (MeanBiasCase*)state;
-    mean_bias_center(k->means.device_real, k->x8, k->z.N, k->z.IC, k->z.ctx);
+OP_FN(mean_bias_run) { mean_bias_center(k->means.device_real, OP_OWN(MeanBiasOwn)->x8, k->N, k->IC, k->ctx); }
+
+OP_FN(mean_bias_want) {
+    if (k->N) mean_bias_center_ref(k->means.want, OP_OWN(MeanBiasOwn)->exact, OP_OWN(MeanBiasOwn)->x8, k->N, k->IC);
+    k->means.slack = HAS_DEVICE_MEMORY && k->kind ? 1e-4 : tolerance(1e-5);
 }
 
-static inline void mean_bias_want(void* state) {
-    MeanBiasCase* k = (MeanBiasCase*)state;
-    if (k->z.N) mean_bias_center_ref(k->means.want, k->before, k->x8, k->z.N, k->z.IC);
-    k->means.slack = HAS_DEVICE_MEMORY && k->z.kind ? 1e-4 : tolerance(1e-5);
-}
-
-static const Arg MEAN_BIAS_ARGS[] = {
-    {"x", offsetof(MeanBiasCase, x), "N IC", IN, 1, 0}, {"means", offsetof(MeanBiasCase, means), "2 IC", OUT}, {NULL}};
+static const Arg MEAN_BIAS_ARGS[] = ARGS(ARG(x, "N IC", IN, 1), ARG(means, "2 IC", OUT));
 static const int MEAN_BIAS_SIZES[][2] = {{1, 16}, {3, 48}, {512, 64}, {1000, 272}, {8192, 32}, {40, 2064}, {0, 16}};
 
-static const Op MEAN_BIAS = {
-    .name = "mean_bias",
-    .bytes = sizeof(MeanBiasCase),
-    .sizes = "N IC",
-    .args = MEAN_BIAS_ARGS,
-    .passes = {{"center", "means", mean_bias_run, mean_bias_want}},
-    .prepare = mean_bias_prepare,
-    .kinds = {"plain", "gelu"},
-    .rows = SIZE_ROWS(MEAN_BIAS_SIZES),
-};
+static const Op MEAN_BIAS = {OP_OF("mean_bias", "N IC", MEAN_BIAS_ARGS, MEAN_BIAS_SIZES),
+                             .passes = {{"center", "means", mean_bias_run, mean_bias_want}},
+                             .prepare = mean_bias_prepare, .kinds = {"plain", "gelu"}};
 
 // The rows of the means are in the tensor, in order, and in all places of a sequence of 16: none is taken more often.
 static inline void test_mean_bias_rows(Harness* h) {

@@ -23,9 +23,9 @@ static void ladder_test(Harness* h) {
 static LadderWork ladder_time(Harness* h) {
     LadderWork work = {0, 0, CLASSIFIER_BACKWARD_BYTES(LADDER_N, LADDER_V, LADDER_VP), 0};
     work.per_step = LADDER_STEP / (double)LADDER_N;
-    LossCase* k = classifier_case(h, 1, 1, 64, 64);
+    OpCase* k = classifier_case(h, 1, 1, 64, 64);
     Array noise = input(h, 1 << 20, 1.0);
-    k->z.N = LADDER_N, k->z.V = LADDER_V, k->z.Vp = LADDER_VP;
+    k->N = LADDER_N, k->V = LADDER_V, k->Vp = LADDER_VP;
     k->logits.device = (floatX*)bench_memory(h, (size_t)LADDER_N * LADDER_VP, sizeof(floatX), noise);
     k->each.device_real = (real*)bench_memory(h, LADDER_N, sizeof(real), noise);
     k->targets = int_array(h, LADDER_N);

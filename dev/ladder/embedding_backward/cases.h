@@ -37,20 +37,20 @@ static LadderWork ladder_time(Harness* h) {
     const EmbeddingSizes sizes = {LADDER_V, LADDER_T, 0, LADDER_C, -1};
     LadderWork work = {0, 0, 0, 1};
     int lengths[LADDER_SEQUENCES];
-    EmbeddingCase* k = (EmbeddingCase*)op_case(h, &EMBEDDING, &EMBEDDING.passes[1], ROW, OP_PLAIN);
+    OpCase* k = op_case(h, &EMBEDDING, &EMBEDDING.passes[1], ROW, OP_PLAIN);
     Array noise = input(h, 1 << 20, 1.0);
     for (int i = 0; i < LADDER_SEQUENCES; i++) lengths[i] = LADDER_T;
-    k->s = sequences_of(h, lengths, LADDER_SEQUENCES, 11);
-    k->sizes = sizes, k->z.mode = ADD;
+    k->sequences = sequences_of(h, lengths, LADDER_SEQUENCES, 11);
+    k->V = LADDER_V, k->T = LADDER_T, k->C = LADDER_C, k->mode = ADD;
     k->dx.device = (floatX*)bench_memory(h, (size_t)LADDER_N * LADDER_C, sizeof(floatX), noise);
     k->dword.device_real = (real*)bench_memory(h, (size_t)LADDER_V * LADDER_C, sizeof(real), noise);
     k->dposition.device_real = (real*)bench_memory(h, (size_t)LADDER_T * LADDER_C, sizeof(real), noise);
     // The rows of the words that occur are counted, because only they move.
     EmbeddingSizes moved = sizes;
-    moved.V = ladder_draw(h, k->tokens);
+    moved.V = ladder_draw(h, k->token_of);
     work.bytes = EMBEDDING_BACKWARD_BYTES(LADDER_N, moved, ADD, SET);
-    k->tokens = resident_ints(h, k->tokens, LADDER_N);
-    k->s = resident_sequences(h, k->s);
+    k->token_of = resident_ints(h, k->token_of, LADDER_N);
+    k->sequences = resident_sequences(h, k->sequences);
     work.seconds = ladder_seconds(h, embedding_run_backward, k);
     return work;
 }

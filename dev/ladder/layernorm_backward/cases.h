@@ -13,10 +13,10 @@ static void ladder_test(Harness* h) { op_test_pass(h, &LAYERNORM, 1); }
 
 static LadderWork ladder_time(Harness* h) {
     LadderWork work = {0, 0, LAYERNORM_BACKWARD_BYTES(LADDER_N, LADDER_C, SET), LADDER_LAYERNORMS};
-    LayernormCase* k = layernorm_case(h, &LAYERNORM, 1, 64, LADDER_C, 0);
+    OpCase* k = layernorm_case(h, &LAYERNORM, 1, 64, LADDER_C, 0);
     Array noise = input(h, 1 << 20, 1.0);
     size_t n = (size_t)LADDER_N * LADDER_C;
-    k->size.N = LADDER_N;
+    k->N = LADDER_N;
     k->x.device = k->sum.device = (floatX*)bench_memory(h, n, sizeof(floatX), noise);
     k->dy.device = (floatX*)bench_memory(h, n, sizeof(floatX), noise);
     k->dx.device = (floatX*)bench_memory(h, n, sizeof(floatX), noise);

@@ -16,10 +16,10 @@ static void ladder_test(Harness* h) {
 
 static LadderWork ladder_time(Harness* h) {
     LadderWork work = {0, 0, LAYERNORM_FORWARD_BYTES(LADDER_N, LADDER_C), LADDER_LAYERNORMS};
-    LayernormCase* k = layernorm_case(h, &LAYERNORM, 0, 64, LADDER_C, 0);
+    OpCase* k = layernorm_case(h, &LAYERNORM, 0, 64, LADDER_C, 0);
     Array noise = input(h, 1 << 20, 1.0);
     size_t n = (size_t)LADDER_N * LADDER_C;
-    k->size.N = LADDER_N;
+    k->N = LADDER_N;
     k->x.device = (floatX*)bench_memory(h, n, sizeof(floatX), noise);
     k->y.device = (floatX*)bench_memory(h, n, sizeof(floatX), noise);
     k->mean.device_real = (real*)bench_memory(h, LADDER_N, sizeof(real), noise);

@@ -12,9 +12,9 @@ static LadderWork ladder_time(Harness* h) {
     const double C = LADDER_C, F = LADDER_F, weights = LADDER_L * (4 * C * C + 2 * C * F) + C * LADDER_VP;
     LadderWork work = {0, MATMUL_FLOPS(LADDER_TOKENS, C, F), 0, 3 * weights / (C * F)};
     case_begin(h, "matmul ladder");
-    MatmulCase k;
+    OpCase k;
     memset(&k, 0, sizeof k);
-    k.z.N = LADDER_TOKENS, k.z.IC = LADDER_C, k.z.OC = LADDER_F, k.z.kind = 1, k.z.ctx = &h->ctx;
+    k.N = LADDER_TOKENS, k.IC = LADDER_C, k.OC = LADDER_F, k.kind = 1, k.ctx = &h->ctx;
     Array noise = input(h, 1 << 20, 1.0);
     k.x.device = (floatX*)bench_memory(h, (size_t)LADDER_TOKENS * LADDER_C, sizeof(floatX), noise);
     k.y.device = (floatX*)bench_memory(h, (size_t)LADDER_TOKENS * LADDER_F, sizeof(floatX), noise);
