@@ -13,11 +13,6 @@
 static const OptimizerSettings STEP = {
     .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-6, .weight_decay = 0.01, .max_norm = 1.0};
 
-// |got - want| within `tolerance` of max(1, |want|).
-static void report_close(Tests* t, const char* name, double got, double want, double tolerance) {
-    report(t, fabs(got - want) / fmax(1, fabs(want)), tolerance, "%s", name);
-}
-
 // A model with its optimizer and one batch, without files or flags.
 typedef struct {
     Context ctx;
@@ -130,12 +125,6 @@ static void bench_train_as(Bench* b, uint64_t step, MlmScales scales, Mode mode)
 
 static void bench_train(Bench* b, uint64_t step) { bench_train_as(b, step, means(&b->batch), SET); }
 
-static const Tensor* tensor_named(const TensorTable* table, const char* name) {
-    for (int i = 0; i < table->count; i++)
-        if (strcmp(table->tensors[i].name, name) == 0) return &table->tensors[i];
-    die(FAILED, "the table has no tensor \"%s\"", name);
-}
-
 // Append a sequence of n tokens and their types.
 static void batch_add(MlmBatch* b, const int* tokens, const int* types, int n, int next_label) {
     int row = b->count ? b->cu_seqlens[b->count] : 0;
@@ -173,174 +162,6 @@ static void bench_step(Bench* b) {
     bench_train(b, 0);
     optimizer_step(&b->o, b->m.buffers.params, b->m.buffers.grads, STEP, NULL, NULL, &b->ctx);
     device_synchronize(&b->ctx);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// A model whose numbers are known: anyone can make its weights by a formula. Lengths 16 and 11, no dropout. The numbers
-// were computed in float64 twice, by numpy and by transformers.
-
-// Number of a tensor in the order of Hugging Face's named_parameters(), which has each bias after its weight.
-static int formula_index(const char* name, int layers) {
-    static const char* const outer[] = {"bert.embeddings.word_embeddings.weight",
-                                        "bert.embeddings.position_embeddings.weight",
-                                        "bert.embeddings.token_type_embeddings.weight",
-                                        "bert.embeddings.LayerNorm.weight",
-                                        "bert.embeddings.LayerNorm.bias",
-                                        "bert.pooler.dense.weight",
-                                        "bert.pooler.dense.bias",
-                                        "cls.predictions.bias",
-                                        "cls.predictions.transform.dense.weight",
-                                        "cls.predictions.transform.dense.bias",
-                                        "cls.predictions.transform.LayerNorm.weight",
-                                        "cls.predictions.transform.LayerNorm.bias",
-                                        "cls.seq_relationship.weight",
-                                        "cls.seq_relationship.bias"};
-    static const char* const block[] = {
-        "attention.self.query",       "attention.self.key", "attention.self.value", "attention.output.dense",
-        "attention.output.LayerNorm", "intermediate.dense", "output.dense",         "output.LayerNorm"};
-    for (int i = 0; i < (int)COUNT_OF(outer); i++)
-        if (strcmp(name, outer[i]) == 0) return i < 5 ? i : i + 16 * layers;
-    for (int l = 0; l < layers; l++)
-        for (int i = 0; i < 2 * (int)COUNT_OF(block); i++) {
-            char candidate[96];
-            snprintf(candidate, sizeof candidate, "bert.encoder.layer.%d.%s.%s", l, block[i / 2],
-                     i % 2 ? "bias" : "weight");
-            if (strcmp(name, candidate) == 0) return 5 + 16 * l + i;
-        }
-    die(FAILED, "\"%s\" has no number", name);
-}
-
-static real formula_value(int tensor, uint32_t i, int is_norm) {
-    uint32_t h = (i + (uint32_t)tensor * 1000003u) * 2654435761u;
-    h ^= h >> 16;
-    h *= 2246822519u;
-    h ^= h >> 13;
-    return (real)((h / 4294967296.0 - 0.5) * 0.2 + is_norm);
-}
-
-static Bench* formula_open(void) {
-    Config config = config_from_descriptor("L=2,C=64,NH=4,F=256,V=104,T=32", 0);
-    static const int masks[][3] = {{0, 2, 17}, {0, 7, 3}, {0, 12, 99}, {1, 1, 60}, {1, 9, 0}};
-    const int lengths[] = {16, 11};
-    Bench* b = bench_open(config, 2, 16, 6, 0, 1);
-    HostView view = host_view_open(b->m.buffers.params, b->m.buffers.table.elements, VIEW_FLOATX);
-    memset(view.values, 0, view.n * sizeof(real));
-    for (int k = 0; k < b->m.buffers.table.count; k++) {
-        const Tensor* t = &b->m.buffers.table.tensors[k];
-        int is_norm = strstr(t->name, "LayerNorm.weight") != NULL, number = formula_index(t->name, 2);
-        for (size_t i = 0; i < tensor_elements(t); i++)
-            view.values[t->offset + i] = formula_value(number, (uint32_t)i, is_norm);
-    }
-    optimizer_write_weights(&b->o, &view, &b->ctx);
-    host_view_close(&view);
-    for (int s = 0; s < 2; s++) {
-        int tokens[16], types[16];
-        for (int i = 0; i < lengths[s]; i++) tokens[i] = (37 * s + 11 * i + 5) % 104, types[i] = i >= lengths[s] / 2;
-        batch_add(&b->batch, tokens, types, lengths[s], s);
-    }
-    for (size_t i = 0; i < COUNT_OF(masks); i++)
-        batch_mask(&b->batch, b->batch.cu_seqlens[masks[i][0]] + masks[i][1], masks[i][2]);
-    bench_take(b);
-    return b;
-}
-
-static double euclidean_norm(const real* values, size_t n) {
-    double sum = 0;
-    for (size_t i = 0; i < n; i++) sum += (double)values[i] * (double)values[i];
-    return sqrt(sum);
-}
-
-// One LAMB step from the gradients at hand: the trust ratios, and the loss after it.
-static void test_formula_step(Tests* t, Bench* b) {
-    static const struct {
-        const char* name;
-        double trust;
-    } ratios[] = {{"bert.embeddings.word_embeddings.weight", .0581953652},
-                  {"bert.encoder.layer.0.attention.self.query.weight", .0604226721},
-                  {"bert.encoder.layer.1.intermediate.dense.weight", .0580551649},
-                  {"cls.seq_relationship.weight", .0585693635},
-                  {"bert.encoder.layer.0.attention.self.value.bias", 1},
-                  {"bert.encoder.layer.0.output.LayerNorm.weight", 1}};
-    const double tolerance = golden_tolerance();
-    Model* m = &b->m;
-    bench_optimizer(b, LAMB);
-    real* before = bench_weights(b);
-    real* grads = device_values(&b->ctx, m->buffers.grads, m->buffers.table.elements, VIEW_REAL);
-    optimizer_step(&b->o, m->buffers.params, m->buffers.grads, STEP, NULL, NULL, &b->ctx);
-    real* after = bench_weights(b);
-    double clip = fmin(1, 1 / euclidean_norm(grads, m->buffers.table.elements));
-    for (size_t k = 0; k < COUNT_OF(ratios); k++) {
-        // The ratio shows in the first step's length: bias correction makes its direction g / (|g| + eps) and decay.
-        const Tensor* tensor = tensor_named(&m->buffers.table, ratios[k].name);
-        double step = 0, direction = 0;
-        for (size_t i = tensor->offset; i < tensor->offset + tensor->size; i++) {
-            double g = clip * (double)grads[i], u = g / (fabs(g) + 1e-6) + 0.01 * tensor->decay * (double)before[i];
-            step += ((double)after[i] - (double)before[i]) * ((double)after[i] - (double)before[i]);
-            direction += u * u;
-        }
-        report_close(t, named("formula: LAMB's trust ratio of %s", ratios[k].name), sqrt(step / direction) / 1e-3,
-                     ratios[k].trust, tolerance);
-    }
-    free(before), free(grads), free(after);
-    evaluate_batch(m, &b->in, means(&b->batch), SET, &b->ctx);
-    report_close(t, "formula: loss after the LAMB step", bench_loss(b, -1), 5.2618353844, tolerance);
-}
-
-static void test_formula(Tests* t) {
-    static const struct {
-        const char* name;
-        double norm;
-    } norms[] = {{"bert.embeddings.word_embeddings.weight", 4.4015014828},
-                 {"bert.embeddings.position_embeddings.weight", 2.3986197494},
-                 {"bert.embeddings.token_type_embeddings.weight", 2.6851620405},
-                 {"bert.encoder.layer.0.attention.self.query.weight", 0.0354926029},
-                 {"bert.encoder.layer.0.attention.self.key.bias", 0},
-                 {"bert.encoder.layer.1.intermediate.dense.weight", 1.0140156189},
-                 {"bert.encoder.layer.1.output.LayerNorm.weight", 0.3009440288},
-                 {"bert.pooler.dense.weight", 1.0982087427},
-                 {"cls.predictions.bias", 0.4342413909},
-                 {"cls.predictions.transform.dense.weight", 4.0112094949},
-                 {"cls.seq_relationship.weight", 1.0092711374}};
-    static const double logits[] = {.46254672, 1.19788393, .4975583, -.18051966};
-    static const double next_logits[] = {.28794466, -.19272875, .34275609, -.10602366};
-    static const double states[] = {.70785782, 1.25323992, .31415729};
-    const double tolerance = golden_tolerance();
-    Bench* b = formula_open();
-    Model* m = &b->m;
-    real* params = device_values(&b->ctx, m->buffers.params, m->buffers.table.elements, VIEW_FLOATX);
-    double sum = 0;
-    for (size_t i = 0; i < 104 * 64; i++) sum += (double)params[i];
-    report_close(t, "formula: sum of the word embedding", sum, -7.0417425901, 10 * tolerance);
-    free(params);
-
-    evaluate_batch(m, &b->in, means(&b->batch), SET, &b->ctx);
-    report_close(t, "formula: loss", bench_loss(b, -1), 5.3537289464, tolerance);
-    report_close(t, "formula: masked loss", bench_loss(b, 0), 4.6417681940, tolerance);
-    report_close(t, "formula: next-sentence loss", bench_loss(b, 1), 0.7119607524, tolerance);
-    real *got = device_values(&b->ctx, m->a.logits, 4, VIEW_FLOATX),
-         *next = device_values(&b->ctx, m->a.next_logits, 4, VIEW_REAL),
-         *state = device_values(&b->ctx, input_of(m, 2), 3, VIEW_FLOATX);
-    for (int i = 0; i < 4; i++) {
-        report_close(t, named("formula: logit %d", i), (double)got[i], logits[i], tolerance);
-        report_close(t, named("formula: next-sentence logit %d", i), (double)next[i], next_logits[i], tolerance);
-    }
-    for (int i = 0; i < 3; i++)
-        report_close(t, named("formula: last state, channel %d", i), (double)state[i], states[i], tolerance);
-    free(got), free(next), free(state);
-
-    bench_train(b, 0);
-    report_close(t, "formula: loss in training", bench_loss(b, -1), 5.3537289464, tolerance);
-    real* grads = device_values(&b->ctx, m->buffers.grads, m->buffers.table.elements, VIEW_REAL);
-    report_close(t, "formula: norm of all gradients", euclidean_norm(grads, m->buffers.table.elements), 7.6344209691,
-                 tolerance);
-    for (size_t i = 0; i < COUNT_OF(norms); i++) {
-        const Tensor* tensor = tensor_named(&m->buffers.table, norms[i].name);
-        report_close(t, named("formula: norm of the gradient of %s", norms[i].name),
-                     euclidean_norm(grads + tensor->offset, tensor->size), norms[i].norm, tolerance);
-    }
-    free(grads);
-    test_formula_step(t, b);
-    bench_close(b);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -839,7 +660,6 @@ int main(int argc, char** argv) {
         return write_batches(argv[2], (int)strtol(argv[3], NULL, 10), (int)strtol(argv[4], NULL, 10),
                              strtoull(argv[5], NULL, 10), argv[6], argc == 8 ? argv[7] : NULL);
     if (argc != 1) die(USAGE, "usage: test_bert [batches PATTERN T COUNT SEED OUT.safetensors [DIR]]");
-    test_formula(&t);
     test_golden(&t, "dev/reference/golden_bert");
     test_parts(&t, "dev/reference/golden_bert");
     test_equalities(&t);
