@@ -62,28 +62,6 @@ static Bench* bench_open_task(Config config, Task task, int K, int B, int T, int
     return bench_open_as(config, (int)task, K, B, T, B * (task == TASK_ANSWER ? SPAN_ENDS : 1), recompute, 7, kind);
 }
 
-// The weights in full precision, where that is kept. The caller frees them.
-static real* bench_weights(Bench* b) {
-    size_t n = b->m.buffers.table.elements;
-    return b->o.master ? device_values(&b->ctx, b->o.master, n, VIEW_REAL)
-                       : device_values(&b->ctx, b->m.buffers.params, n, VIEW_FLOATX);
-}
-
-// Another kind of optimizer for the weights as they are.
-static void bench_optimizer(Bench* b, OptimizerKind kind) {
-    size_t n = b->m.buffers.table.elements;
-    HostView view = host_view_open(b->m.buffers.params, n, VIEW_FLOATX);
-    real* weights = bench_weights(b);
-    optimizer_free(&b->o);
-    optimizer_init_shard(&b->o, &b->m.buffers.table, (UpdateSettings){.kind = kind, .master = WITH_MASTER},
-                         tensors_updated(&b->m.buffers.table), &b->ctx);
-    b->m.buffers.master = b->o.master;
-    memcpy(view.values, weights, n * sizeof(real));
-    optimizer_write_weights(&b->o, &view, &b->ctx);
-    host_view_close(&view);
-    free(weights);
-}
-
 static void bench_close(Bench* b) {
     mlm_loader_close(&b->loader);
     mlm_batch_free(&b->batch);
@@ -170,10 +148,10 @@ static void bench_step(Bench* b) {
 enum { GOLDEN_B = 3, GOLDEN_T = 13, GOLDEN_STEPS = 10 };
 
 // The model in `directory` with the golden file's batch without its padding.
-static Bench* golden_open(const char* directory, const SafeTensors* file) {
+static Bench* golden_open(const char* directory, const SafeTensors* file, OptimizerKind kind) {
     int tokens[GOLDEN_B * GOLDEN_T], types[GOLDEN_B * GOLDEN_T], lengths[GOLDEN_B], next[GOLDEN_B], masked[32][3];
-    Bench* b =
-        bench_open(config_read(named("%s/config.json", directory)), GOLDEN_B, GOLDEN_T, GOLDEN_B * GOLDEN_T, 0, 1);
+    Bench* b = bench_open_as(config_read(named("%s/config.json", directory)), -1, 0, GOLDEN_B, GOLDEN_T,
+                             GOLDEN_B * GOLDEN_T, 0, 1, kind);
     bench_load(b, named("%s/model.safetensors", directory));
     golden_integers(file, "tokens", tokens, COUNT_OF(tokens));
     golden_integers(file, "types", types, COUNT_OF(types));
@@ -190,9 +168,8 @@ static Bench* golden_open(const char* directory, const SafeTensors* file) {
 
 // Ten steps of an optimizer on the golden batch.
 static void test_golden_steps(Tests* t, const char* directory, const SafeTensors* file, OptimizerKind kind) {
-    Bench* b = golden_open(directory, file);
+    Bench* b = golden_open(directory, file, kind);
     real got[2 * GOLDEN_STEPS];  // losses and norms
-    bench_optimizer(b, kind);
     for (int step = 0; step < GOLDEN_STEPS; step++) {
         bench_step(b);
         got[step] = (real)bench_loss(b, -1);
@@ -208,7 +185,7 @@ static void test_golden(Tests* t, const char* directory) {
     const double tolerance = sizeof(real) == 8 ? 1e-10 : golden_tolerance();
     SafeTensors file;
     safetensors_open(&file, named("%s/golden.safetensors", directory));
-    Bench* b = golden_open(directory, &file);
+    Bench* b = golden_open(directory, &file, ADAMW);
     Model* m = &b->m;
     evaluate_batch(m, &b->in, means(&b->batch), SET, &b->ctx);
     real *next = device_values(&b->ctx, m->a.next_logits, 2 * GOLDEN_B, VIEW_REAL),
