@@ -394,10 +394,10 @@ typedef struct {
     int ranks, argument, want;
 } RankCall;
 
-// Run the ranks in processes of their own. Returns as the exit status whether theirs are all `want`.
+// Run the ranks in processes of their own. The exit status is `want`, or the first that is another.
 static void call_ranks(void* state) {
     const RankCall* c = (const RankCall*)state;
-    int good = 1, status;
+    int other = -1, status;
     pid_t children[TEST_RANKS];
     pthread_barrierattr_t shared;
     test_ranks = (TestRanks*)mmap(NULL, sizeof *test_ranks, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -412,9 +412,12 @@ static void call_ranks(void* state) {
         c->body(group, c->argument);
         _exit(DONE);
     }
-    for (int r = 0; r < c->ranks; r++)
-        good = waitpid(children[r], &status, 0) > 0 && WIFEXITED(status) && WEXITSTATUS(status) == c->want && good;
-    _exit(good ? DONE : FAILED);
+    for (int r = 0; r < c->ranks; r++) {
+        CHECK(waitpid(children[r], &status, 0) > 0);
+        status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        if (status != c->want && other < 0) other = status;
+    }
+    _exit(other < 0 ? c->want : other);
 }
 
 // Expect that the ranks end with `want` and say on stderr what begins so.
@@ -423,8 +426,8 @@ static void expect_ranks(Tests* t, int ranks, void (*body)(ProcessGroup, int), i
     Text said = {NULL, 0, 0};
     RankCall call = {body, ranks, argument, want};
     int status = run_in_child(&said, STDERR_ONLY, call_ranks, &call);
-    if (status != DONE || strncmp(said.text, begin, strlen(begin)) != 0 || is_one_line(&said) != (*begin != '\0'))
-        fail(t, "%d ranks, argument %d: not all ended with %d, or '%s' is not '%s'", ranks, argument, want, said.text,
+    if (status != want || strncmp(said.text, begin, strlen(begin)) != 0 || is_one_line(&said) != (*begin != '\0'))
+        fail(t, "%d ranks, argument %d: status %d and '%s', not %d and '%s'", ranks, argument, status, said.text, want,
              begin);
     free(said.text);
 }
