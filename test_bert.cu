@@ -1,8 +1,8 @@
 /* Tests of train_bert.cu and apps/finetune_bert.cu as a whole: they are included here without their main().
  *
  *     ./test_bert                     golden numbers, equalities, finite differences (double build)
- *     ./test_bert batches PATTERN T COUNT SEED OUT [DIR]     COUNT sequences as the trainer draws them, and with a model
- *                                     directory their losses, for dev/reference/check_bert.py
+ *     ./test_bert batches PATTERN T COUNT SEED OUT [DIR]     COUNT sequences as the trainer draws them, and with a
+ *                                     model directory their losses, for dev/reference/check_bert.py
  *
  * The golden files and the script that made them are in dev/reference/. */
 #define NO_MAIN

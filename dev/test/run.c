@@ -1,5 +1,5 @@
 /* Tests of llmc/run: drawing tokens, what reaches the optimizer, the energy meter; and checkpoints: of any number of
- * ranks, written in the background, kept, damaged, cut off by a power cut, and in a directory that another run has taken.
+ * ranks, written in the background, kept, damaged, cut off by a power cut, and in a directory that another run took.
  *
  *     ./test_run [NAME]      the cases whose name contains NAME */
 #include <errno.h>
@@ -610,8 +610,8 @@ static char* steps_left(void) {
     return left.text;
 }
 
-// Steps 1 to `count` are saved with -nk `keep`. Before the last, the model of the step `spoil` is cut short, or made too
-// large where `spoil` is negative: incomplete checkpoints do not count.
+// Steps 1 to `count` are saved with -nk `keep`. Before the last, the model of the step `spoil` is cut short, or made
+// too large where `spoil` is negative: incomplete checkpoints do not count.
 static void test_retention(Tests* t) {
     static const struct {
         const char* left;
