@@ -44,9 +44,18 @@ __attribute__((format(printf, 4, 5))) static inline void expect(Tests* t, int go
 }
 
 // One case whose name says it all.
-static inline void expect_that(Tests* t, int good, const char* name) {
-    if (good) expect(t, good, name, "-");
-    else expect(t, good, name, "does not hold");
+static inline void expect_that(Tests* t, int good, const char* name) { expect(t, good, name, "does not hold"); }
+
+// The name of a case, which the third call from here overwrites.
+__attribute__((format(printf, 1, 2))) static inline const char* named(const char* format, ...) {
+    static char names[3][1024];
+    static int at;
+    va_list values;
+    at = (at + 1) % 3;
+    va_start(values, format);
+    vsnprintf(names[at], sizeof names[at], format, values);
+    va_end(values);
+    return names[at];
 }
 
 // One case that cannot run here.
@@ -89,6 +98,18 @@ __attribute__((format(printf, 2, 3))) static inline void fail(Tests* t, const ch
     do {                                                                                                               \
         long long is_ = (long long)(got), due_ = (long long)(want);                                                    \
         if (is_ != due_) fail(t, "line %d: %s is %lld, not %lld", __LINE__, #got, is_, due_);                          \
+    } while (0)
+
+#define EXPECT_TEXT(t, got, want)                                                                                      \
+    do {                                                                                                               \
+        const char *is_ = (got), *due_ = (want);                                                                       \
+        if (strcmp(is_, due_) != 0) fail(t, "line %d: %s is\n%s\nnot\n%s", __LINE__, #got, is_, due_);                 \
+    } while (0)
+
+#define EXPECT_NEAR(t, got, want, tolerance)                                                                           \
+    do {                                                                                                               \
+        double is_ = (got), due_ = (want);                                                                             \
+        if (!(fabs(is_ - due_) <= (tolerance))) fail(t, "line %d: %s is %.12g, not %.12g", __LINE__, #got, is_, due_); \
     } while (0)
 
 static inline void case_end(Tests* t) {
@@ -150,12 +171,11 @@ static inline void expect_changes(Tests* t, const Text* good, const char* file, 
     for (size_t i = 0; i < count; i++) {
         const FileChange* c = &changes[i];
         char* bytes = (char*)xcalloc(good->length + (size_t)max_int(c->extra, 0), 1);
-        char* name = xprintf("%s: %s", file, c->name);
         memcpy(bytes, good->text, good->length);
         memcpy(bytes + c->at, &c->value, (size_t)c->width);
         char* path = put_file(t, file, bytes, (size_t)((int64_t)good->length + c->extra));
-        expect_end(t, c->message ? USAGE : DONE, name, c->message, run, path);
-        free(bytes), free(name), free(path);
+        expect_end(t, c->message ? USAGE : DONE, named("%s: %s", file, c->name), c->message, run, path);
+        free(bytes), free(path);
     }
 }
 
@@ -173,15 +193,16 @@ static inline void expect_text_changes(Tests* t, const char* reader, const char*
         const char* at = strstr(good, c->old);
         CHECK(at);
         char* text = xprintf("%.*s%s%s", (int)(at - good), good, c->now, at + strlen(c->old));
-        char *name = xprintf("%s: '%s' as '%s'", reader, c->old, c->now), *path = put(t, text);
-        expect_end(t, c->message ? USAGE : DONE, name, c->message, run, path);
-        free(text), free(name), free(path);
+        char* path = put(t, text);
+        expect_end(t, c->message ? USAGE : DONE, named("%s: '%s' as '%s'", reader, c->old, c->now), c->message, run,
+                   path);
+        free(text), free(path);
     }
 }
 
 // One case: whichever byte of the first `n` is another, and wherever the file ends, it is read or refused.
 static inline void expect_any_damage(Tests* t, const Text* good, const char* file, size_t n, void (*run)(const char*)) {
-    char *bytes = (char*)xmalloc(good->length), *first = NULL, *name = xprintf("%s: any damage", file);
+    char *bytes = (char*)xmalloc(good->length), *first = NULL;
     for (size_t i = 0; i < 2 * n && !first; i++) {
         size_t length = i < n ? good->length : i - n;
         memcpy(bytes, good->text, good->length);
@@ -191,8 +212,8 @@ static inline void expect_any_damage(Tests* t, const Text* good, const char* fil
             first = xprintf("%s %zu: %s", i < n ? "a change of byte" : "the length", i < n ? i : length, why);
         free(path), free(why);
     }
-    expect(t, !first, name, "%s", first ? first : "");
-    free(bytes), free(first), free(name);
+    expect(t, !first, named("%s: any damage", file), "%s", first ? first : "");
+    free(bytes), free(first);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -213,6 +234,31 @@ static inline int tests_close(Tests* t) {
     free(t->directory);
     printf("%d passed, %d failed, %d skipped\n", t->passed, t->failed, t->skipped);
     return t->failed ? FAILED : DONE;
+}
+
+// A case of many checks in a directory of its own.
+typedef struct {
+    const char* name;
+    void (*run)(Tests*);
+} TestCase;
+
+// All of main(). An argument that is in no name here is in that of an expect().
+static inline int tests_main(int argc, char** argv, const TestCase* cases, size_t count) {
+    Tests t;
+    int is_known = 0;
+    tests_choose(&t, argc, argv);
+    for (size_t i = 0; i < count; i++) is_known |= t.only && strstr(cases[i].name, t.only);
+    for (size_t i = 0; i < count; i++) {
+        if (is_known && !strstr(cases[i].name, t.only)) continue;
+        t.directory = make_scratch_directory("test");
+        case_begin(&t, cases[i].name);
+        cases[i].run(&t);
+        case_end(&t);
+        remove_directory(t.directory);
+        free(t.directory);
+    }
+    t.directory = NULL;
+    return tests_close(&t);
 }
 
 #endif

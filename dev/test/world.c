@@ -2,9 +2,7 @@
  * is the analytic one; a reader that knows English but not the generator finds the answers; any tokenizer encodes a
  * word as its token; no question of the exam is answered in the training set; a trainer reads the generator's losses.
  *
- *     ./test_world [NAME]      the tests whose name contains NAME
- *
- * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
+ *     ./test_world [NAME]      the tests whose name contains NAME */
 #define main builtin_corpus_main
 #include "../data/builtin_corpus.c"
 #undef main
@@ -52,11 +50,8 @@ static void test_entropy(Tests* t) {
         nats += b.nats, entropy += b.entropy;
     }
     nats /= blocks, entropy /= blocks;
-    printf(
-        "entropy of the small world's %zu blocks: %.6f nats; of 10 million tokens: %.6f (%+.3f %%), %.6f by choices\n",
-        l.blocks, l.entropy, nats, 100 * (nats / l.entropy - 1), entropy);
-    if (!(fabs(nats / l.entropy - 1) <= 1e-3)) fail(t, "%.6f nats a block, not %.6f", nats, l.entropy);
-    if (!(fabs(entropy / l.entropy - 1) <= 1e-3)) fail(t, "%.6f nats by choices, not %.6f", entropy, l.entropy);
+    EXPECT_NEAR(t, nats / l.entropy, 1, 1e-3);
+    EXPECT_NEAR(t, entropy / l.entropy, 1, 1e-3);
     block_free(&b);
 }
 
@@ -151,9 +146,7 @@ static void test_tokenizers(Tests* t) {
             free(ids), free(text.text);
         }
         bpe_free(&bpe);
-        char* whole = path_in(t, "tokenizer.json");
-        unlink(whole);
-        free(whole);
+        unlink(named("%s/tokenizer.json", t->directory));
     }
     CHECK(wordpiece_open(&words, t->directory, CASE_OF_MODEL) == 0);
     EXPECT(t, words.size == c.pieces && words.mask == MASK && words.sep == SEP);
@@ -241,39 +234,24 @@ static void test_val_entropy(Tests* t) {
     for (int n = 0; n < VAL_BLOCKS && !t->is_bad; n++) nats -= e.nats[n];
     EXPECT(t, fabs(nats) < 1e-5 && e.bound > 0.26 && e.bound < 0.28);
     val_entropy_close(&e);
-    val_entropy_open(&e, &s, 2 * size->T);  // a window is two blocks
-    EXPECT_EQ(t, e.blocks, 0);
-    val_entropy_close(&e);
-    c.text[ENTROPY].length -= 20;  // a block is missing
-    free(put_file(t, "val_entropy.txt", c.text[ENTROPY].text, c.text[ENTROPY].length));
-    val_entropy_open(&e, &s, size->T);
-    EXPECT_EQ(t, e.blocks, 0);
-    val_entropy_close(&e), shards_close(&s);
-    shards_open(&s, other);  // without a file
-    val_entropy_open(&e, &s, size->T);
-    EXPECT_EQ(t, e.blocks, 0);
-    val_entropy_close(&e), shards_close(&s);
+    // None for windows of two blocks, with a block missing, and next to a shard without a file.
+    for (int i = 0; i < 3; i++) {
+        if (i == 1) free(put_file(t, "val_entropy.txt", c.text[ENTROPY].text, c.text[ENTROPY].length - 20));
+        if (i == 2) shards_close(&s), shards_open(&s, other);
+        val_entropy_open(&e, &s, i == 0 ? 2 * size->T : size->T);
+        EXPECT_EQ(t, e.blocks, 0);
+        val_entropy_close(&e);
+    }
+    shards_close(&s);
     free(shard), free(other);
     block_free(&b), corpus_free(&c);
 }
 
 int main(int argc, char** argv) {
-    static const struct {
-        const char* name;
-        void (*run)(Tests*);
-    } cases[] = {{"world/entropy", test_entropy},
-                 {"world/answers", test_answers},
-                 {"world/tokenizers", test_tokenizers},
-                 {"world/exam", test_exam},
-                 {"world/val_entropy", test_val_entropy}};
-    Tests t;
-    tests_choose(&t, argc, argv);
-    t.directory = make_scratch_directory("test_world");
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        if (t.only && !strstr(cases[i].name, t.only)) continue;
-        case_begin(&t, cases[i].name);
-        cases[i].run(&t);
-        case_end(&t);
-    }
-    return tests_close(&t);
+    static const TestCase cases[] = {{"world/entropy", test_entropy},
+                                     {"world/answers", test_answers},
+                                     {"world/tokenizers", test_tokenizers},
+                                     {"world/exam", test_exam},
+                                     {"world/val_entropy", test_val_entropy}};
+    return tests_main(argc, argv, cases, COUNT_OF(cases));
 }
