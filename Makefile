@@ -29,7 +29,7 @@ OPT    := $(if $(DEBUG)$(SANITIZE),-O1 -g,-O3 $(addprefix -fno-,$(SLOW))) -march
 CFLAGS := $(OPT) -fopenmp -ffp-contract=off -fno-math-errno \
           $(if $(filter aarch64,$(TARGET)),-fno-builtin-fmin -fno-builtin-fmax) \
           $(if $(SANITIZE),-fsanitize=address$(COMMA)undefined -fno-sanitize-recover)
-WARN   := -Wall -Wextra -Wno-missing-field-initializers -Werror $(if $(findstring clang,$(CC)),-Wno-pass-failed)
+WARN   := -Wall -Wextra -Wformat-security -Wno-missing-field-initializers $(if $(findstring clang,$(CC)),-Wno-pass-failed) $(WERROR)
 # MPI, if its compiler wrapper is found: it starts several ranks.
 HAS_MPI := $(if $(filter 0,$(MPI))$(CROSS),,$(shell command -v mpicc 2>/dev/null))
 MPI_CPP := $(if $(HAS_MPI),-DUSE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(shell mpicc -show))))
@@ -169,23 +169,12 @@ quickstart quickstart-bert:
 	@$(MAKE) --no-print-directory data/builtin/train.bin data/builtin/bert/train.bin $(PROGRAMS)
 	@bash scripts/quickstart.sh $(addprefix ./,$(PROGRAMS))
 
-# What dev/test/run.sh gets; it builds what the suites need, with the variables of this command line.
-SUITES = B=$(B) T=$(or $(TOP:/=),.) E=$E CUDA_H=$(CUDA_H) CORPUS=$(TEST_CORPUS) MAKE_VARIABLES='$(MAKEOVERRIDES)' \
-         MAKEFLAGS= bash dev/test/run.sh
-
-test:
+test test-full:
 	@bash dev/setup.sh --tests
-	@$(SUITES) quick
+	@$(SUITES) $(if $(filter test,$@),quick,full)
 
-test-full:
-	@bash dev/setup.sh --tests
-	@$(SUITES) full
-
-check:
-	@MAKEFLAGS= bash dev/check.sh
-
-check-all:
-	@MAKEFLAGS= bash dev/check.sh --all
+check check-all:
+	@MAKEFLAGS= bash dev/check.sh $(if $(filter check-all,$@),--all)
 
 clean:
 	rm -rf build train_gpt2 train_bert use_gpt2 use_bert finetune_bert $(GPU_PROGRAMS)

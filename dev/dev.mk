@@ -126,6 +126,10 @@ $(TEST_CORPUS): $(B)/test_text $(B)/byte_corpus
 	$(B)/test_text build/test_corpus/text
 	$(B)/byte_corpus build/test_corpus/text $(@D)
 
+# What dev/test/run.sh gets; it builds what the suites need, with the variables of this command line.
+SUITES = B=$(B) T=$(or $(TOP:/=),.) E=$E CUDA_H=$(CUDA_H) CORPUS=$(TEST_CORPUS) MAKE_VARIABLES='$(MAKEOVERRIDES)' \
+         MAKEFLAGS= bash dev/test/run.sh
+
 ops: $(if $(OP),$(B)/one_op/$(OP),$(B)/ops)
 	$< test $(OP)
 

@@ -41,7 +41,7 @@ import sys
 import time
 
 PARTS = "build ops e2e train bert tasks graph san tools profile bench bert_bench"
-AT_ONCE = {"build": 3, "san": 8, "older": 8}  # commands beside each other; 2 in other parts
+AT_ONCE = {"build": 3, "ops": 3, "san": 8, "older": 8}  # commands beside each other; 2 in other parts
 
 # Before each command. The trainers expand globs. Losses are compared on the test corpus, because the built-in corpus changes.
 SETUP = r"""
@@ -73,7 +73,7 @@ build | build_cpu | make -s -j $(nproc) cpu apps $text
 build & p=bf16,fp32,fp16 | build_@p | make -s -j 6 PRECISION=@p build/@p/{opscu,test_gpt2cu,train_gpt2cu} $more_@p
 build | no warnings, no register spills | set +f; ! grep -iE 'warning|spill|serialized' $OUT/build_*.log
 
-ops p=bf16,fp32,fp16 | ops_@p | build/@p/opscu test | totals
+ops & p=bf16,fp32,fp16 | ops_@p | build/@p/opscu test | totals
 
 # A run, its repetition and its resumption, on the CPU and on the GPU.
 e2e: cpu=./train_gpt2 fp32=build/fp32/train_gpt2cu bf16=./train_gpt2cu half=10
