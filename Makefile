@@ -26,10 +26,10 @@ OPT    := $(if $(DEBUG)$(SANITIZE),-O1 -g,-O3 $(addprefix -fno-,$(SLOW))) -march
 # Floating point is kept exact: no -ffast-math, which makes NaN checks lie, and no contraction, so that a result does
 # not depend on how the compiler cut a loop. -fno-math-errno only lets sqrtf be an instruction. gcc 12 for aarch64 ends
 # with an internal error where it makes vectors of fmin() and fmax() of doubles.
-CFLAGS := $(OPT) -fopenmp -ffp-contract=off -fno-math-errno \
+CFLAGS := $(OPT) -fopenmp -ffp-contract=off -fno-math-errno $(if $(findstring clang,$(CC)),-Wno-pass-failed) \
           $(if $(filter aarch64,$(TARGET)),-fno-builtin-fmin -fno-builtin-fmax) \
           $(if $(SANITIZE),-fsanitize=address$(COMMA)undefined -fno-sanitize-recover)
-WARN   := -Wall -Wextra -Wformat-security -Wno-missing-field-initializers $(if $(findstring clang,$(CC)),-Wno-pass-failed) $(WERROR)
+WARN   := -Wall -Wextra -Wformat-security -Wno-missing-field-initializers $(WERROR)
 # MPI, if its compiler wrapper is found: it starts several ranks.
 HAS_MPI := $(if $(filter 0,$(MPI))$(CROSS),,$(shell command -v mpicc 2>/dev/null))
 MPI_CPP := $(if $(HAS_MPI),-DUSE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(shell mpicc -show))))
@@ -157,7 +157,7 @@ help:
 	@echo "make san           tests under sanitizers;  make mutants: an hour, does a test fail for each planted fault?"
 	@echo "make cubins        GPU machine code of every program, architecture and precision, for dev/compare_sass.py"
 	@echo "make clean         remove what was built (data and runs stay)"
-	@echo "variables:         CC MARCH ARCH PTX PRECISION DEBUG=1 LINEINFO=1 SANITIZE=1 MPI=0 NCCL=0"
+	@echo "variables:         CC MARCH ARCH PTX PRECISION DEBUG=1 LINEINFO=1 SANITIZE=1 MPI=0 NCCL=0 WERROR=-Werror"
 
 setup:
 	@bash dev/setup.sh

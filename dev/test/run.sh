@@ -63,6 +63,7 @@ targets() { # needs and command, as words
             +apps) echo "$T/use_gpt2 $T/use_bert $T/finetune_bert" ;;
             +*/*) echo "${word#+}" ;;
             +*) echo "$T/${word#+}" ;;
+            "$E") ;;
             "$E"/* | "$T"/train_* | "$T"/use_* | "$T"/finetune_*) echo "$word $CORPUS" ;;
             "$B"/*) echo "$word" ;;
         esac
