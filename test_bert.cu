@@ -25,15 +25,16 @@ typedef struct {
     MlmInput in;
 } Bench;
 
-// `task`: -1 for pre-training with up to M masked tokens, else fine-tuning with K outputs.
-static Bench* bench_open_as(Config config, int task, int K, int B, int T, int M, int recompute, uint64_t seed,
+// `task`: -1 for pre-training, else fine-tuning. `most`: masked tokens of a batch, or outputs of the task.
+static Bench* bench_open_as(Config config, int task, int most, int B, int T, int recompute, uint64_t seed,
                             OptimizerKind kind) {
+    const int M = task < 0 ? most : B * (task == TASK_ANSWER ? SPAN_ENDS : 1);
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
     ModelBuffers* buffers = task < 0 ? &b->m.buffers : &b->task.encoder.buffers;
     b->is_task = task >= 0;
     context_init(&b->ctx);
     if (task < 0) model_plan(&b->m, config, B, T, M, B, recompute);
-    else task_plan(&b->task, config, (Task)task, K, B, T, recompute);
+    else task_plan(&b->task, config, (Task)task, most, B, T, recompute);
     model_buffers_alloc(buffers, &b->ctx);
     if (task >= 0) task_alloc(&b->task, &b->ctx);
     optimizer_init_shard(&b->o, &buffers->table, (UpdateSettings){.kind = kind, .master = WITH_MASTER},
@@ -55,11 +56,11 @@ static void bench_load(Bench* b, const char* path) {
 static Model* bench_model(Bench* b) { return b->is_task ? &b->task.encoder : &b->m; }
 
 static Bench* bench_open(Config config, int B, int T, int M, int recompute, uint64_t seed) {
-    return bench_open_as(config, -1, 0, B, T, M, recompute, seed, ADAMW);
+    return bench_open_as(config, -1, M, B, T, recompute, seed, ADAMW);
 }
 
 static Bench* bench_open_task(Config config, Task task, int K, int B, int T, int recompute, OptimizerKind kind) {
-    return bench_open_as(config, (int)task, K, B, T, B * (task == TASK_ANSWER ? SPAN_ENDS : 1), recompute, 7, kind);
+    return bench_open_as(config, (int)task, K, B, T, recompute, 7, kind);
 }
 
 static void bench_close(Bench* b) {
@@ -150,8 +151,8 @@ enum { GOLDEN_B = 3, GOLDEN_T = 13, GOLDEN_STEPS = 10 };
 // The model in `directory` with the golden file's batch without its padding.
 static Bench* golden_open(const char* directory, const SafeTensors* file, OptimizerKind kind) {
     int tokens[GOLDEN_B * GOLDEN_T], types[GOLDEN_B * GOLDEN_T], lengths[GOLDEN_B], next[GOLDEN_B], masked[32][3];
-    Bench* b = bench_open_as(config_read(named("%s/config.json", directory)), -1, 0, GOLDEN_B, GOLDEN_T,
-                             GOLDEN_B * GOLDEN_T, 0, 1, kind);
+    Bench* b = bench_open_as(config_read(named("%s/config.json", directory)), -1, GOLDEN_B * GOLDEN_T, GOLDEN_B,
+                             GOLDEN_T, 0, 1, kind);
     bench_load(b, named("%s/model.safetensors", directory));
     golden_integers(file, "tokens", tokens, COUNT_OF(tokens));
     golden_integers(file, "types", types, COUNT_OF(types));
@@ -190,8 +191,7 @@ static void test_golden(Tests* t, const char* directory) {
     evaluate_batch(m, &b->in, means(&b->batch), SET, &b->ctx);
     real *next = device_values(&b->ctx, m->a.next_logits, 2 * GOLDEN_B, VIEW_REAL),
          loss[2] = {(real)bench_loss(b, 0), (real)bench_loss(b, 1)};
-    report_golden_logits(t, "golden", &file, m->a.logits, (size_t)b->in.masked, (size_t)m->config.V, (size_t)m->Vp,
-                         tolerance, &b->ctx);
+    report_golden_logits(t, "golden", &file, m, (size_t)b->in.masked, tolerance, &b->ctx);
     report_golden(t, "golden", "next_logits", &file, next, 2 * GOLDEN_B, tolerance);
     report_golden(t, "golden", "loss", &file, loss, 2, tolerance);
     bench_train(b, 0);
@@ -481,7 +481,7 @@ static void test_memory(Tests* t) {
         int B = cases[i].B, T = cases[i].T, M = cases[i].M;
         Config config = config_from_descriptor(cases[i].model, 0);
         config.hidden_dropout = config.attention_dropout = cases[i].dropout;
-        Bench* b = bench_open_as(config, -1, 0, B, T, M, 0, 3, cases[i].kind);
+        Bench* b = bench_open_as(config, -1, M, B, T, 0, 3, cases[i].kind);
         device_set_attention(&b->ctx, cases[i].attention);
         UpdateSettings alone = {.kind = cases[i].kind, .master = WITH_MASTER, .ranks = 1};
         MemoryPlan plan = model_buffers_memory(&b->m.buffers, alone, &b->ctx);
@@ -513,7 +513,7 @@ static void test_forward_alone(Tests* t, int task) {
     config.next = pretrains;
     for (int i = 0; i < 2; i++) {
         int tokens[T], types[T] = {0};
-        Bench* b = pretrains ? bench_open_as(config, -1, 0, B, T, B * MASKED, levels[i], 3, LAMB)
+        Bench* b = pretrains ? bench_open_as(config, -1, B * MASKED, B, T, levels[i], 3, LAMB)
                              : bench_open_task(config, (Task)task, 2, B, T, levels[i], LAMB);
         plans[i] = model_buffers_memory(&bench_model(b)->buffers, settings, &b->ctx);
         for (int s = 0; s < B; s++) {

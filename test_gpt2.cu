@@ -81,8 +81,7 @@ static void test_golden(Tests* t, const char* directory) {
     bench_batch(b, ids, ids + N);
     evaluate_bench(b, 1.0 / N);
     loss = (real)model_loss(m, &b->ctx);
-    report_golden_logits(t, directory, &file, m->a.logits, (size_t)N, (size_t)m->config.V, (size_t)m->Vp, tolerance,
-                         &b->ctx);
+    report_golden_logits(t, directory, &file, m, (size_t)N, tolerance, &b->ctx);
     report_golden(t, directory, "loss", &file, &loss, 1, tolerance);
     train_batch(b, 0, 0, 1.0 / N, SET);
     report_golden_gradients(t, directory, &file, &m->buffers, tolerance, &b->ctx);

@@ -76,6 +76,7 @@ $(B)/one_op/%.cu: dev/ops.cu
 $(B)/one_op/%: $(B)/one_op/%.cu Makefile dev/dev.mk $(B)/command
 	$(COMPILE) -MF $@.d -Idev -O2 -Wno-unused-function -Wno-unused-const-variable $< -o $@ $(LIBS)
 -include $(wildcard $(B)/one_op/*.d)
+$(B)/one_op/%.d: ;
 
 # The double build: finite differences are sharp there.
 $(B)/%_double: %.cu Makefile dev/dev.mk $(B)/command

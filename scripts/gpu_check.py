@@ -73,6 +73,7 @@ build | build_cpu | make -s -j $(nproc) cpu apps $text
 build & p=bf16,fp32,fp16 | build_@p | make -s -j 6 PRECISION=@p build/@p/{opscu,test_gpt2cu,train_gpt2cu} $more_@p
 build | no warnings, no register spills | set +f; ! grep -iE 'warning|spill|serialized' $OUT/build_*.log
 
+ops: export OMP_WAIT_POLICY=passive # the references' threads wait for the GPU too
 ops & p=bf16,fp32,fp16 | ops_@p | build/@p/opscu test | totals
 
 # A run, its repetition and its resumption, on the CPU and on the GPU.

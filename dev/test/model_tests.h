@@ -17,17 +17,6 @@ __attribute__((format(printf, 4, 5))) static void report(Tests* t, double error,
     t->passed += ok, t->failed += !ok;
 }
 
-// Largest |got - want| / max(1, |want|); infinite where either is not finite.
-static double largest_error(const real* got, const real* want, size_t n) {
-    double worst = 0;
-    for (size_t i = 0; i < n; i++) {
-        double g = (double)got[i], w = (double)want[i], error = fabs(g - w) / fmax(1, fabs(w));
-        if (!isfinite(g) || !isfinite(w)) return INFINITY;
-        if (!(error <= worst)) worst = error;
-    }
-    return worst;
-}
-
 // A host copy of device values; free() it.
 static real* device_values(Context* ctx, void* device, size_t n, ViewType type) {
     HostView view = host_view_open(device, n, type);
@@ -138,10 +127,11 @@ static void report_golden(Tests* t, const char* what, const char* key, const Saf
     free(want);
 }
 
-// The logits [N, V] of rows [N, Vp].
-static void report_golden_logits(Tests* t, const char* what, const SafeTensors* file, floatX* logits, size_t N,
-                                 size_t V, size_t Vp, double tolerance, Context* ctx) {
-    real* got = device_values(ctx, logits, N * Vp, VIEW_FLOATX);
+// The first N rows of the model's logits [N, Vp], without what pads them to Vp.
+static void report_golden_logits(Tests* t, const char* what, const SafeTensors* file, const Model* m, size_t N,
+                                 double tolerance, Context* ctx) {
+    const size_t V = (size_t)m->config.V, Vp = (size_t)m->Vp;
+    real* got = device_values(ctx, m->a.logits, N * Vp, VIEW_FLOATX);
     for (size_t i = 0; i < N; i++) memmove(got + i * V, got + i * Vp, V * sizeof(real));
     report_golden(t, what, "logits", file, got, N * V, tolerance);
     free(got);
@@ -408,17 +398,6 @@ static void report_dropped_layer(Tests* t, const DropoutCheck* c, int layer, flo
 
 // ---------------------------------------------------------------------------------------------------------
 // Equalities and derivatives
-
-// The number of threads from here on; returns that before.
-static int use_threads(int threads) {
-#ifdef _OPENMP
-    int before = omp_get_max_threads();
-    omp_set_num_threads(threads);
-    return before;
-#else
-    return threads;
-#endif
-}
 
 // What matmuls of other shapes may differ by, where floatX rounds activations.
 static double cut_tolerance(double rounded) {

@@ -8,6 +8,10 @@
 #ifndef DEV_TEST_TESTS_H
 #define DEV_TEST_TESTS_H
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include "dev/test/child.h"
 #include "llmc/base/util.h"
 
@@ -259,6 +263,28 @@ static inline int tests_main(int argc, char** argv, const TestCase* cases, size_
     }
     t.directory = NULL;
     return tests_close(&t);
+}
+
+// Largest |got - want| / max(1, |want|); infinite where either is not finite.
+static inline double largest_error(const real* got, const real* want, size_t n) {
+    double worst = 0;
+    for (size_t i = 0; i < n; i++) {
+        double g = (double)got[i], w = (double)want[i], error = fabs(g - w) / fmax(1, fabs(w));
+        if (!isfinite(g) || !isfinite(w)) return INFINITY;
+        if (!(error <= worst)) worst = error;
+    }
+    return worst;
+}
+
+// The number of threads from here on; returns that before.
+static inline int use_threads(int threads) {
+#ifdef _OPENMP
+    int before = omp_get_max_threads();
+    omp_set_num_threads(threads);
+    return before;
+#else
+    return threads;
+#endif
 }
 
 #endif
