@@ -338,8 +338,8 @@ static inline int write_all(int fd, const void* bytes, size_t n) {
     return 0;
 }
 
-// Read exactly n bytes at `offset`. Returns 0, or -1 with errno (0: the file ends early). Not inlined: with the buffer's size
-// in sight, gcc 13 warns of lengths that CHECK() has excluded (_FORTIFY_SOURCE, which is on in Ubuntu).
+// Read exactly n bytes at `offset`. Returns 0, or -1 with errno (0: the file ends early). Not inlined: with the
+// buffer's size in sight, gcc 13 warns of lengths that CHECK() has excluded (_FORTIFY_SOURCE, which Ubuntu sets).
 __attribute__((noinline, unused)) static int pread_all(int fd, void* bytes, size_t n, uint64_t offset) {
     for (size_t done = 0; done < n;) {
         ssize_t got = pread(fd, (char*)bytes + done, n - done, (off_t)(offset + done));

@@ -232,7 +232,7 @@ static inline void multiple_choice_show(Run* r, const MultipleChoice* set, Multi
 // ---------------------------------------------------------------------------------------------------------
 // With the model, which runs between multiple_choice_load() and multiple_choice_take()
 
-// The set after set i whose score the log lacks, s->count: none. A new model has nothing to score. --evaluate scores all.
+// The set after set i whose score the log lacks; s->count: none. A new model scores none, --evaluate all.
 static inline int multiple_choice_next_set(const MultipleChoiceSets* s, int i, const Run* r) {
     do i++;
     while (i < s->count && !r->settings.evaluate && (r->step == 0 || run_has_result(r, s->set[i].key)));

@@ -1,4 +1,4 @@
-/* Write a safetensors file: create; metadata and add for everything; begin; append the bytes in the order of add; finish.
+/* Write a safetensors file: create; metadata and add for all; begin; append the bytes in the order of add; finish.
  *
  * The writer reports errors: a full disk must not end a run. After its first error it does nothing more, so it is
  * enough to check the result of safetensors_writer_finish(). */

@@ -56,7 +56,6 @@ typedef struct {
     QuantizeBias bias;
 } QuantizeOutput;
 
-// What is quantized.
 // What the gradient of the losses with respect to the logits is computed from, besides the logits (classifier.h).
 typedef struct {
     Losses losses;           // `each` as classifier_forward() wrote it, and `scale`
@@ -69,6 +68,7 @@ HOST_DEVICE static inline real logits_gradient_factor(LogitsGradient d) {
     return (real)d.losses.scale * (d.loss_scale ? *d.loss_scale : 1);
 }
 
+// What is quantized.
 typedef enum {
     QUANTIZE_PLAIN,
     QUANTIZE_GELU,

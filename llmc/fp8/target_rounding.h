@@ -5,7 +5,7 @@
  *
  * The first term is the gradient of the target's logit, from its loss (classifier.h).
  *
- * Shapes: dx [N, C], the bytes `rounded` [N, Vp] of dlogits in E5M2, inverse [1], w [Vp, C]; LogitsGradient: quantize.h.
+ * Shapes: dx [N, C], the bytes `rounded` [N, Vp] of dlogits in E5M2, inverse [1], w [Vp, C].
  *
  * Why: of the gradients p - [v == t] of a row, the target's is by far the largest, and E5M2 has no value between 0.875
  * and 1. The many small gradients are rounded up and down, so their errors cancel in dx = dlogits w. The target's error
