@@ -41,7 +41,8 @@ $(CUBIN_FILES): $(PAGES) Makefile dev/dev.mk
 $(G)/opscu: dev/ops.cu Makefile dev/dev.mk $(G)/command
 	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
 
-# CUDA programs on the CPU: tests of ops with the kernels of sm_80 and of sm_90a, and of the models.
+# CUDA programs on the CPU: tests of ops with the kernels of sm_80 and of sm_90a, and of the models. Without glibc's
+# fortified longjmp(), Ubuntu's default, which takes a switch to another stack for an error.
 $(B)/emulated/source/made: $(shell find llmc apps dev/ops dev/recsys dev/test -name '*.h' -o -name '*.cuh') \
         dev/ops.cu dev/ptx.cuh $(wildcard *.cu apps/*.cu dev/emulator/*) Makefile dev/dev.mk
 	python3 dev/emulator/translate.py $(@D)
@@ -51,7 +52,7 @@ $E/ops_90a $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_be
 $(EMULATED) $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert): $(B)/emulated/source/made $(PAGES)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(EMULATE) \
-	    -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) -fno-strict-aliasing -no-pie -fno-pie \
+	    -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) -fno-strict-aliasing -no-pie -fno-pie -U_FORTIFY_SOURCE \
 	    $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi -Wno-maybe-uninitialized \
 	    -include dev/emulator/emulator.h -x c++ $(<D)/$(if $(filter ops%,$(@F)),dev/ops.cu,$(patsubst finetune%,apps/finetune%,$(@F)).cu) -o $@ -ldl
 

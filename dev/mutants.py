@@ -64,7 +64,7 @@ def read_suites():
         rows = [string.Template(line).safe_substitute(VARIABLES).split() for line in f if line[0] not in "#\n"]
     for name, _, _, needs, *command in rows:
         more = [ALSO.get(need, [need[1:]]) for need in needs.split(",") if need.startswith("+")]
-        programs = [word for word in command if re.match(r"build/|\./(train|use|finetune)_", word)]
+        programs = [word for word in command if re.match(r"build/|\./(train|use|finetune)_", word) and word != E]
         if any(word.startswith(("./", E)) for word in programs):
             more.append(ALSO["+corpus"])
         suites[name] = programs + sum(more, []), command

@@ -156,7 +156,7 @@ tools | run profile_tiny | train profile_tiny $tiny --profile 2
 tools r=forward,backward | ncu_@r | ncu --nvtx --nvtx-include "step 2/@r/layer 2" --csv --page raw --log-file $OUT/ncu_@r.csv
     $tiny $quiet -o "" &&
     awk -F, '$2 == "@r" && $3 == 2 {print $6}' $OUT/profile_tiny/profile/kernels.csv|ours >$OUT/@r.txt &&
-    grep attention_@r $OUT/@r.txt && grep '^"' $OUT/ncu_@r.csv|ours|diff $OUT/@r.txt -
+    grep attention_@r $OUT/@r.txt && grep '^"[0-9]' $OUT/ncu_@r.csv|ours|diff $OUT/@r.txt -
 
 bench: d12="-e d12 -b 64" d24="-e d24 -b 32" d36="-e d36 -b 16" d48="-e d48 -b 16"
 bench | bench_ops | build/bf16/opscu bench | shows ^RESULT|GFLOP|GB/s
