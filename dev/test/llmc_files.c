@@ -177,17 +177,17 @@ static void test_weights_refused(Tests* t) {
         {"fewer tokens than none", 12, 4, -1, 0, "-1 tokens; allowed: 1.."},
         {"too many layers", 16, 4, 1 << 25, 0, "33554432 layers; allowed: 1..16777216"},
         {"more layers than there are", 16, 4, 3, 0, "truncated, or its header is damaged"},
-        {"sizes whose product overflows", 24, 4, 21 << 19, 0, "truncated, or its header is damaged"},
-        {"heads that do not fit", 20, 4, 2, 0, "21 channels, which cannot be divided into 2 heads"},
+        {"sizes whose product overflows", 24, 4, 15 << 19, 0, "truncated, or its header is damaged"},
+        {"heads that do not fit", 20, 4, 2, 0, "15 channels, which cannot be divided into 2 heads"},
         {"no padding, as in old versions", 28, 4, 0, 0, "0 tokens with padding; allowed: 1.."},
         {"less padding than tokens", 28, 4, 106, 0, "107 tokens, but 106 with padding"},
         {"without its last byte", 0, 0, 0, -1, "truncated"},
         {"a byte after its end", 0, 0, 0, 1, "longer than its header says"},
     };
     static const char* const models[][2] = {
-        {"L=2,C=21,tied=0", "\"lm_head.weight\" is missing"},
-        {"L=1,C=21", "holds 28 tensors, of which this model has 16"},
-        {"L=3,C=21", "\"transformer.h.2.ln_1.weight\" is missing"},
+        {"L=2,C=15,tied=0", "\"lm_head.weight\" is missing"},
+        {"L=1,C=15", "holds 28 tensors, of which this model has 16"},
+        {"L=3,C=15", "\"transformer.h.2.ln_1.weight\" is missing"},
         {"L=2,C=24", "\"transformer.wte.weight\": its shape is not the [107, 24]"},
     };
     Bench* whole = bench_of_directory(GOLDEN);
