@@ -57,9 +57,9 @@ def same_weights(model, version, out):
 
 def same_words(flags, *models):
     """Why use_gpt2 does not print the same of two models, or nothing."""
-    said = [run(USE, *f"-e {W}/{model} {flags}".split()) for model in models]
-    why = failure(said[0]) or failure(said[1])
-    return why or ("" if said[0].stdout == said[1].stdout else f"{said[1].stdout[:200]!r}, not {said[0].stdout[:200]!r}")
+    one, other = (run(USE, *f"-e {W}/{model} {flags}".split()) for model in models)
+    differs = "" if one.stdout == other.stdout else f"{other.stdout[:200]!r}, not {one.stdout[:200]!r}"
+    return failure(one) or failure(other) or differs
 
 
 def check_model(model):
