@@ -3,7 +3,7 @@
 
     python3 dev/reference/make_goldens.py
 
-Last made with Python 3.11, torch 2.11.0, transformers 5.17.0, safetensors 0.8.0, on a CPU.
+Last made with Python 3.11, torch 2.15.0, transformers 5.24.0, safetensors 0.8.0, on a CPU.
 It writes dev/reference/golden_gpt2_tied and golden_gpt2_untied, each holding
 
     config.json, model.safetensors   as save_pretrained writes them, float32
@@ -129,8 +129,8 @@ def main():
     here = Path(__file__).resolve().parent
     parser = argparse.ArgumentParser(description="Write golden_gpt2_tied and golden_gpt2_untied.")
     parser.add_argument("--out", type=Path, default=here, help="folder to write them in (default: next to this script)")
-    # 21 keeps both folders together under 300 KB.
-    parser.add_argument("--width", type=int, default=21, help=f"n_embd, a multiple of {HEADS} (default: 21)")
+    # 15 keeps both folders together under 200 KB.
+    parser.add_argument("--width", type=int, default=15, help=f"n_embd, a multiple of {HEADS} (default: 15)")
     args = parser.parse_args()
     if args.width <= 0 or args.width % HEADS:
         parser.error(f"--width {args.width}: must be a positive multiple of {HEADS}")

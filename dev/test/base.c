@@ -16,15 +16,6 @@
 // ---------------------------------------------------------------------------------------------------------
 // JSON
 
-// Parse a copy that ends where the text ends, so that a sanitizer sees a read beyond it.
-static int parse(Json* json, const char* text, size_t n, char* error) {
-    char* copy = (char*)xmalloc(n);
-    if (n) memcpy(copy, text, n);
-    int result = json_parse(json, copy, n, error);
-    free(copy);
-    return result;
-}
-
 // Write the tree in a canonical form, for comparison.
 static void write_tree(Text* t, const JsonNode* node) {
     size_t count = 0;
@@ -49,12 +40,14 @@ static void expect_json(Tests* t, const char* name, const char* text, size_t n, 
     Json json;
     Text tree = {NULL, 0, 0};
     char error[JSON_ERROR_SIZE];
-    int result = parse(&json, text, n, error);
+    char* copy = (char*)xmalloc(n);  // it ends where the text ends, so that a sanitizer sees a read beyond it
+    memcpy(copy, text, n);
+    int result = json_parse(&json, copy, n, error);
     if (result == 0) write_tree(&tree, json.root), json_free(&json);
     const char* got = result == 0 ? tree.text : error;
     expect(t, result == -(strncmp(want, "line ", 5) == 0) && strcmp(got, want) == 0, name, "it is '%s', not '%s'", got,
            want);
-    free(tree.text);
+    free(tree.text), free(copy);
 }
 
 static void test_json(Tests* t) {
@@ -76,33 +69,24 @@ static void test_json(Tests* t) {
         {"{\"z\":{\"a\":1},\"b\":{\"a\":2},\"\":3}", "{\"z\":{\"a\":1i},\"b\":{\"a\":2i},\"\":3i}"},
         {" \n ", "line 2 column 2: expected a value, but the text ends"},
         {"[1,]", "line 1 column 4: a comma before ']'"},
-        {"{\"a\":1,}", "line 1 column 8: a comma before '}'"},
         {"[1 2]", "line 1 column 4: expected ',' or ']'"},
-        {"[1", "line 1 column 3: expected ',' or ']', but the text ends"},
-        {"{\"a\" 1}", "line 1 column 6: expected ':' after a key"},
         {"{\"a\":}", "line 1 column 6: expected a value"},
         {"{a:1}", "line 1 column 2: expected a key in double quotes"},
         {"{\"a\":1,\n \"b\":2,\n \"a\":3}", "line 3 column 2: the key \"a\" occurs twice"},
         {"{\"\\u0061\":1,\"a\":2}", "line 1 column 13: the key \"a\" occurs twice"},
         {"1 // one", "line 1 column 3: something follows the end of the value"},
-        {"NaN", "line 1 column 1: expected a value"},
         {"-Infinity", "line 1 column 1: expected a value; a '-' must be followed by digits"},
         {"01", "line 1 column 1: a number must not begin with 0"},
-        {"+1", "line 1 column 1: expected a value"},
-        {".5", "line 1 column 1: expected a value"},
         {"[5.]", "line 1 column 2: a decimal point must be followed by digits"},
         {"1e", "line 1 column 1: an exponent must have digits"},
-        {"0x10", "line 1 column 2: something follows the end of the value"},
         {"1e999", "line 1 column 1: a number beyond the range of a double"},
         {"\"a", "line 1 column 1: a string that begins here does not end"},
         {"[\"a\\", "line 1 column 4: unknown escape in a string"},
         {"\"\\x41\"", "line 1 column 2: unknown escape in a string"},
         {"\"\\u12G4\"", "line 1 column 2: \\u needs four hexadecimal digits"},
-        {"\"\\u", "line 1 column 2: \\u needs four hexadecimal digits"},
         {"\"\\ud800\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\ud800\\udbff\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\ud800\\ue000\"", "line 1 column 2: half of a surrogate pair"},
-        {"\"\\udc00\\ud800\"", "line 1 column 2: half of a surrogate pair"},
         {"\"a\nb\"", "line 1 column 3: control character 0x0a in a string; it must be escaped"},
         {"\"\xC3\xA9\xFF\"", "line 1 column 3: byte 0xff is not valid UTF-8"},
         {"\"\xC0\x80\"", "line 1 column 2: byte 0xc0 is not valid UTF-8"},
@@ -121,20 +105,6 @@ static void test_json(Tests* t) {
     deep[JSON_MAX_DEPTH] = '[';
     expect_json(t, "json/65 levels", deep, 2 * JSON_MAX_DEPTH, "line 1 column 65: more than 64 levels deep");
     expect_json(t, "json/NUL after the value", "1\0", 2, "line 1 column 2: something follows the end of the value");
-    expect_json(t, "json/NUL in a string", "\"\0\"", 3,
-                "line 1 column 2: control character 0x00 in a string; it must be escaped");
-}
-
-static void test_json_vocabulary(Tests* t) {
-    Text text = {NULL, 0, 0};
-    text_append(&text, "{", 1);
-    for (int i = 0; i < 50257; i++) text_printf(&text, "%s\"\\u0120token%x\": %d", i ? ", " : "", i * 2654435761u, i);
-    text_printf(&text, ",\n\"\\u0120token0\": 1}");
-    clock_t start = clock();
-    expect_json(t, "json/key twice among 50,257", text.text, text.length,
-                "line 2 column 1: the key \"\xC4\xA0token0\" occurs twice");
-    EXPECT(t, (double)(clock() - start) / CLOCKS_PER_SEC < 1);
-    free(text.text);
 }
 
 static void test_json_writer(Tests* t) {
@@ -144,13 +114,12 @@ static void test_json_writer(Tests* t) {
     json_put_string(&text, "path", "a\"b\\c\n\x01/\xC3\xA9\xFF");
     json_put_integer(&text, "big", INT64_MIN);
     json_put_number(&text, "lr", 3e-4);
-    json_put_number(&text, "count", 124439808);
     json_put_number(&text, "nan", NAN);
     json_put_number(&text, "inf", -INFINITY);
     json_put_bool(&text, "tied", 1);
     EXPECT_TEXT(t, text.text,
                 "{\"path\": \"a\\\"b\\\\c\\n\\u0001/\xC3\xA9\\ufffd\", \"big\": -9223372036854775808, \"lr\": 0.0003, "
-                "\"count\": 124439808, \"nan\": null, \"inf\": null, \"tied\": true");
+                "\"nan\": null, \"inf\": null, \"tied\": true");
     // Numbers are read back as they were.
     for (uint32_t i = 0; i < 100000; i++) {
         Philox bits = philox(i, 0, 0, 0, 7);
@@ -209,19 +178,14 @@ static void test_schedule(Tests* t) {
     } cases[] = {
         {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 0, 0.1},
         {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 9, 1},
-        {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 10, 1},
         {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 35, 0.1 + 0.9 * 0.85355339059327376},
         {{SCHEDULE_COSINE, 1, 10, 110, 0.1, 0}, 1000, 0.1},
-        {{SCHEDULE_COSINE, 3e-4, 0, 300, 0, 0}, 0, 3e-4},
         {{SCHEDULE_LINEAR, 2, 5, 25, 0, 0}, 20, 0.5},
         {{SCHEDULE_LINEAR, 2, 5, 25, 0.5, 0}, 25, 1},
         {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0}, 1, 1.5e-4},
-        {{SCHEDULE_CONSTANT, 3e-4, 4, 10, 0, 0}, 99, 3e-4},
         {{SCHEDULE_WSD, 1, 10, 100, 0, 0}, 80, 1},
         {{SCHEDULE_WSD, 1, 10, 100, 0.2, 0}, 85, 0.6},
-        {{SCHEDULE_WSD, 1, 10, 100, 0.2, 0}, 100, 0.2},
         {{SCHEDULE_POLY, 6e-3, 2000, 7038, 0, 0.5}, 2000, 5.0763984e-3},  // "6e-3 -> 5.08e-3" in the BERT recipe
-        {{SCHEDULE_POLY, 1, 0, 100, 0, 1}, 25, 0.75},
         {{SCHEDULE_POLY, 1, 0, 100, 0, 0.5}, 100, 0},
         {{SCHEDULE_COSINE, 1, 20, 10, 0.1, 0}, 15, 0.8},  // a warm-up longer than the run
         {{SCHEDULE_LINEAR, 1, 0, 0, 0.1, 0}, 0, 0.1},
@@ -270,29 +234,14 @@ static void log_and_resume(void* state) {
     free(header.text);
 }
 
-static void log_to_full_disk(void* state) {
-    Log log;
-    log_open(&log, (const char*)state, -1);
-    run_steps(&log, 1, 3);
-    log_close(&log);
-}
-
 // Files may grow to 200 bytes: half of the second line is written, and must be removed again.
 static void log_to_small_disk(void* state) {
     struct rlimit limit = {200, 200};
+    Log log;
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &limit);
-    log_to_full_disk(state);
-}
-
-// The first step of a process, which autotunes, does not count for the time left.
-static void log_to_terminal(void* state) {
-    Log log = {.fd = -1, .is_terminal = 1};
-    (void)state;
-    for (int step = 8; step <= 10; step++) {
-        LogStep s = {.step = step, .steps = 10, .loss = 1, .seconds = step == 8 ? 385 : 1e-3};
-        log_step(&log, &s);
-    }
+    log_open(&log, (const char*)state, -1);
+    run_steps(&log, 1, 3);
     log_close(&log);
 }
 
@@ -300,7 +249,7 @@ static void test_log(Tests* t) {
 #define STEP(step, loss, more)                                                                                         \
     "{\"step\": " step ", \"loss\": " loss ", \"lr\": 0.0003, \"grad_norm\": 1.25, \"ms\": 82.1, \"tok_s\": 12345.6, " \
     "\"mfu\": 0.041" more "}\n"
-    char *run = path_in(t, "a/b"), *full = path_in(t, "full"), *small = path_in(t, "small");
+    char *run = path_in(t, "a/b"), *small = path_in(t, "small"), out[32];
     Text output = {NULL, 0, 0};
     EXPECT_EQ(t, run_in_child(&output, STDOUT_AND_STDERR, log_and_resume, run), DONE);
     char *text = read_text(run, "log.jsonl"), *svg = read_text(run, "loss.svg"),
@@ -316,32 +265,17 @@ static void test_log(Tests* t) {
                 "step   1/300 | loss 10.0000 | lr 3.00e-04 | norm 1.25 | 82.1 ms | 12,345 tok/s | mfu 4.1%");
     free(text), free(svg), free(left);
 
-    Path device = path_of("%s/log.jsonl", full);
-    CHECK(mkdir(full, 0777) == 0 && symlink("/dev/full", device.text) == 0);
     output.length = 0;
-    EXPECT_EQ(t, run_in_child(&output, STDOUT_AND_STDERR, log_to_full_disk, full), DONE);
+    EXPECT_EQ(t, run_in_child(&output, STDOUT_AND_STDERR, log_to_small_disk, small), DONE);
     const char* warning = strstr(output.text, "warning: ");
     EXPECT(t, warning && !strstr(warning + 1, "warning: ") && strstr(output.text, "step   3/300"));
-    EXPECT_EQ(t, run_in_child(&output, STDOUT_AND_STDERR, log_to_small_disk, small), DONE);
     text = read_text(small, "log.jsonl");
     EXPECT_TEXT(t, text, STEP("1", "10", "") "{\"step\": 2, \"val_loss\": 5.5}\n");
-    output.length = 0;
-    EXPECT_EQ(t, run_in_child(&output, STDOUT_AND_STDERR, log_to_terminal, NULL), DONE);
-    const char *second = strstr(output.text, "\nstep  9/10"), *time = strstr(output.text, " left");
-    EXPECT(t, second && time > second && strncmp(time - 8, " | 00:", 6) == 0 && !strstr(time + 1, " left"));
-    free(text), free(run), free(full), free(small), free(output.text);
-}
-
-static void test_durations(Tests* t) {
-    static const struct {
-        double seconds;
-        const char* text;
-    } times[] = {{24.4, "00:24"}, {3599.6, "1:00:00"}, {3723, "1:02:03"}, {183840, "2d 03:04 h"}, {NAN, "00:00"}};
-    char out[32];
-    for (size_t i = 0; i < COUNT_OF(times); i++) {
-        format_duration(out, times[i].seconds);
-        EXPECT_TEXT(t, out, times[i].text);
-    }
+    format_duration(out, 3599.6);
+    EXPECT_TEXT(t, out, "1:00:00");
+    format_duration(out, 183840);
+    EXPECT_TEXT(t, out, "2d 03:04 h");
+    free(text), free(run), free(small), free(output.text);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -360,30 +294,18 @@ static const char* svg_fault(const char* text) {
 }
 
 static void test_svg(Tests* t) {
-    enum { CURVE, FLAT, HUGE_VALUES, TINY, LATE };
     static const struct {
         const char* name;
-        int kind;
         int64_t first, count, every;  // points of the losses, and of how many one is a validation; 0: none
-    } cases[] = {{"no point", CURVE, 1, 0, 0},
-                 {"one point", CURVE, 7, 1, 0},
-                 {"one validation point", CURVE, 0, 1, 1},
-                 {"flat", FLAT, 1, 300, 20},
-                 {"a million steps", CURVE, 1, 1000000, 20},
-                 {"huge losses", HUGE_VALUES, 1, 50, 20},
-                 {"tiny losses", TINY, 1, 1, 0},
-                 {"validations", CURVE, 1, 300, 1},
-                 {"late start", LATE, 100001, 300, 20}};
+    } cases[] = {{"no point", 1, 0, 0},
+                 {"one point", 7, 1, 0},
+                 {"one validation point", 0, 1, 1},
+                 {"a million steps", 100001, 1000000, 20}};
     for (size_t k = 0; k < COUNT_OF(cases); k++) {
-        LossCurve train, validation;
+        LossCurve train = {0}, validation = {0};
         Text text = {NULL, 0, 0};
-        memset(&train, 0, sizeof(train)), memset(&validation, 0, sizeof(validation));
-        for (int64_t i = 1; i <= cases[k].count; i++) {
-            int64_t step = cases[k].first + i - 1;
-            double loss = 3 + 8 * exp(-5.0 * (double)i / (double)cases[k].count) + 0.1 * rng_normal(3, (uint64_t)i);
-            if (cases[k].kind == FLAT) loss = 3.25;
-            if (cases[k].kind == HUGE_VALUES) loss = i % 7 == 0 ? 1e300 : i % 5 == 0 ? 3e38 : i % 3 == 0 ? NAN : loss;
-            if (cases[k].kind == TINY) loss = 1e-30;
+        for (int64_t step = cases[k].first; step < cases[k].first + cases[k].count; step++) {
+            double loss = step % 1000 == 7 ? 1e300 : step % 3000 == 9 ? NAN : 1e6 / (double)(step + 1);
             if (step > 0) loss_curve_add(&train, step, loss);
             if (cases[k].every && step % cases[k].every == 0) loss_curve_add(&validation, step, loss + 0.2);
         }
@@ -435,12 +357,10 @@ static void test_cpu_share(Tests* t) {
 
 int main(int argc, char** argv) {
     static const TestCase cases[] = {{"json", test_json},
-                                     {"json/vocabulary", test_json_vocabulary},
                                      {"json/writer", test_json_writer},
                                      {"philox", test_philox},
                                      {"schedule", test_schedule},
                                      {"log", test_log},
-                                     {"log/durations", test_durations},
                                      {"svg", test_svg},
                                      {"cpu_share", test_cpu_share}};
     return tests_main(argc, argv, cases, COUNT_OF(cases));

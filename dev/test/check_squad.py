@@ -1,52 +1,43 @@
 #!/usr/bin/env python3
-"""Do apps/tune/squad.h and squad_match.h cut, label, answer and score as `tokenizers` and the official scripts do?
+"""Do apps/tune/squad_files.h and squad_match.h cut, label and normalize as `tokenizers` and the official scripts do?
 
-Every window of contexts and questions of odd characters, and of a file (ids, origins of tokens, labels); which answer
-is chosen for made-up logits; how texts are normalized, with every character among them; exact match and F1 of answers
-made to be hard, each of them and all together, of v1.1 and of v2.0. Labelling, answering and scoring are written here
-from their definitions; only the windows need the library.
+Every window of contexts and questions of odd characters, and of a file: ids, origins of tokens, labels. How texts are
+compared, with every character among them; labels and normalization are written here from their definitions.
 
     check_squad.py TEST_SQUAD [VOCABULARY_FOLDER FILE]
 
 TEST_SQUAD is the built dev/test/squad.c. Without a file, only odd characters are compared, with a vocabulary made of
-them. `make test` takes folder and file from LLMC_TEST_DATA (docs/testing.md).
-Prints a line a case and `N passed, N failed, N skipped`.
+them. `make test-full` takes folder and file from LLMC_TEST_DATA (docs/testing.md).
 """
 
-import collections
-import copy
 import json
 import os
 import random
 import re
 import string
-import subprocess
 import sys
 import tempfile
 import unicodedata
 
-MOST_QUESTION, MOST_ANSWER = 16, 30  # as in squad.c
+from tokenizers import BertWordPieceTokenizer
+from verdicts import failure, finish, run, verdict
+
+MOST_QUESTION = 16  # as in squad.c
 PUNCTUATION = set(string.punctuation)
-counts = {"ok": 0, "FAIL": 0, "skip": 0}
-
-
-def report(name, different, size):
-    kind = "FAIL" if different or not size else "ok"
-    counts[kind] += 1
-    print(f"{kind:4} {name}: " + (f"{len(different)} of {size} differ: {different[0]}" if different else str(size)))
 
 
 def compare(name, got, want, names=None):
-    pairs = zip(names or want, got, want)
-    different = [f"{n!r}: {g!r}, not {w!r}" for n, g, w in pairs if g != w]
-    report(name, different + ([] if len(got) == len(want) else [f"{len(got)}, not {len(want)}"]), len(want))
+    """One case: two lists are the same."""
+    different = [f"{n!r}: {g!r}, not {w!r}" for n, g, w in zip(names or want, got, want) if g != w]
+    different += [] if len(got) == len(want) else [f"{len(got)}, not {len(want)}"]
+    verdict(f"{name}: {len(want)}", different[0] if different else "" if want else "there is nothing to compare")
 
 
-def run(*arguments):
-    done = subprocess.run([str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def lines_of(*command):
+    done = run(*command)
     if done.returncode:
-        raise SystemExit(f"{arguments}: status {done.returncode}: {done.stderr.decode()}")
-    return done.stdout.decode().split("\n")[:-1]
+        raise SystemExit(f"{command}: {failure(done)}")
+    return done.stdout.split("\n")[:-1]
 
 
 def questions_of(data):
@@ -88,29 +79,6 @@ def odd_file(rng, paragraphs):
                 text = context[begin : begin + rng.choice([1, 1, 2, 5, 40])]
                 qas[-1]["answers"] = [{"answer_start": begin, "text": text}]
         data["data"][0]["paragraphs"].append({"context": context, "qas": qas})
-    return data
-
-
-def answered(data):
-    """The questions that have an answer, which the scripts need."""
-    data = copy.deepcopy(data)
-    for article in data["data"]:
-        for paragraph in article["paragraphs"]:
-            paragraph["qas"] = [q for q in paragraph["qas"] if q.get("answers")]
-    return data
-
-
-def second_version(data):
-    """The file as one of v2.0: a third of the questions has no answer, others have several."""
-    data = copy.deepcopy(data)
-    texts = [q["answers"][0]["text"] for _, q in questions_of(data)]
-    for number, (context, q) in enumerate(questions_of(data)):
-        q["is_impossible"] = number % 3 == 1
-        if q["is_impossible"]:
-            q["plausible_answers"], q["answers"] = q["answers"], []
-        elif number % 3 == 2:
-            q["answers"] += [{"answer_start": 0, "text": text} for text in (texts[number - 1], "The")]
-    data["version"] = "v2.0"
     return data
 
 
@@ -161,18 +129,12 @@ def wanted_windows(data, library, T, stride):
 
 
 def our_windows(program, vocabulary, path, T, stride):
-    for line in run(program, "windows", vocabulary, path, T, stride):
+    for line in lines_of(program, "windows", vocabulary, path, T, stride):
         head, ids, origins = (tuple(map(int, part.split())) for part in line.split("\t"))
         yield *head, ids, tuple(zip(origins[::2], origins[1::2]))
 
 
 def check_windows(name, program, vocabulary, path, data, shapes):
-    try:
-        from tokenizers import BertWordPieceTokenizer
-    except ImportError:
-        counts["skip"] += 1
-        print(f"skip {name}: windows: {sys.executable} has no tokenizers library (pip install tokenizers)")
-        return
     library = BertWordPieceTokenizer(os.path.join(vocabulary, "vocab.txt"), lowercase=True)
     for T, stride in shapes:
         got = list(our_windows(program, vocabulary, path, T, stride))
@@ -181,48 +143,7 @@ def check_windows(name, program, vocabulary, path, data, shapes):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Answers
-
-
-def made_up(example, position, end):
-    bits = ((example * 512 + position) * 2 + end) * 2654435761 & 0xFFFFFFFF
-    bits = (bits ^ bits >> 15) * 2246822519 & 0xFFFFFFFF
-    return (bits >> 9) + (1 << 22 if position == 0 else 0)
-
-
-def wanted_answers(data, windows, is_v2):
-    best, none = {}, {}  # of a question: (score, begin, end), in bytes; the score of no answer
-    for example, (number, at, _, _, ids, origins) in enumerate(windows):
-        start, end = ([made_up(example, t, which) for t in range(len(ids))] for which in (0, 1))
-        none[number] = min(none.get(number, float("inf")), start[0] + end[0])
-        top = best.get(number, (float("-inf"), 0, 0))
-        for first in range(len(origins)):
-            for last in range(first, min(first + MOST_ANSWER, len(origins))):
-                score = start[at + first] + end[at + last]
-                if score > top[0]:
-                    top = score, origins[first][0], origins[last][1]
-        best[number] = top
-    answers = {}
-    for number, (context, q) in enumerate(questions_of(data)):
-        score, begin, end = best[number]
-        answers[q["id"]] = "" if is_v2 and none[number] > score else context.encode()[begin:end].decode()
-    return answers
-
-
-def check_answers(name, program, vocabulary, path, data, shape, is_v2, work):
-    out = os.path.join(work, "predictions.json")
-    windows = our_windows(program, vocabulary, path, *shape)
-    totals = run(program, "answer", vocabulary, path, *shape, out)
-    with open(out, encoding="utf-8") as f:
-        got = json.load(f)
-    want = wanted_answers(data, windows, is_v2)
-    name = f"{name}: answers, {sum(not a for a in got.values())} of them empty"
-    compare(name, [got.get(i) for i in want], list(want.values()), want)
-    check_totals(f"{name}: their scores", totals, data, got, is_v2)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Scores, as evaluate-v1.1.py and evaluate-v2.0.py define them
+# Texts as evaluate-v1.1.py and evaluate-v2.0.py compare them
 
 
 def normalized(text):
@@ -230,84 +151,18 @@ def normalized(text):
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def f1_of(answer, gold, is_v2):
-    a, b = normalized(answer).split(), normalized(gold).split()
-    if is_v2 and (not a or not b):
-        return float(a == b)
-    common = sum((collections.Counter(a) & collections.Counter(b)).values())
-    if common == 0:
-        return 0.0
-    precision, recall = common / len(a), common / len(b)
-    return 2 * precision * recall / (precision + recall)
-
-
-def match(answer, q, is_v2):
-    golds = [a["text"] for a in q["answers"]]
-    if is_v2:
-        golds = [g for g in golds if normalized(g)] or [""]
-    return max(float(normalized(answer) == normalized(g)) for g in golds), max(f1_of(answer, g, is_v2) for g in golds)
-
-
-def check_totals(name, lines, data, answers, is_v2):
-    parts = [[], [], []]  # all, those with an answer, those without
-    for _, q in questions_of(data):
-        if q.get("answers") or is_v2:
-            one = match(answers[q["id"]], q, is_v2)
-            parts[0].append(one)
-            parts[1 if q["answers"] else 2].append(one)
-    want = [(len(p), *(100.0 * sum(one[i] for one in p) / len(p) if p else 0.0 for i in (0, 1))) for p in parts]
-    compare(name, [tuple(map(float, line.split())) for line in lines], want)
-
-
-def scrambled(rng, text, others):
-    """An answer that has something of the text and something else."""
-    words = text.split()
-    odd = "".join(rng.choice(ODD) for _ in range(rng.randint(1, 12)))
-    accents = "".join(rng.choice(["e\u0301", "\u00e9", "\u0130", "\u1e9e", c, c.upper()]) for c in text)
-    space = rng.choice(["\u00a0", "\u2003", "\x1f", "\x85", "\u200b", "\t\n", "  ", *"\u4e2d\u0301\ufb01\u2019"])
-    return rng.choice([
-        text, "", odd, accents,
-        text.swapcase() + rng.choice(["", ".", "\u00a0", "\u2019s", "\n\"'"]),
-        rng.choice(["the ", "a ", "AN\u3000", "The-", "\u201cthe\u201d "]) + text,
-        text.translate({ord(c): None for c in string.punctuation}),
-        rng.choice(string.punctuation).join(words),
-        space.join(words),
-        " ".join(rng.sample(words, len(words))),
-        " ".join(words[: rng.randint(0, len(words))] * 2),
-        text + " " + rng.choice(others),
-        rng.choice(["a", "the", "!", "a the an", "\u4e2d", "_", "\u00a0", "\u3002", "\ud55c\uad6d the"]),
-        rng.choice(others),
-    ])  # fmt: skip
-
-
-def check_scores(name, program, vocabulary, path, data, is_v2, work):
-    rng = random.Random(5)
-    questions = [q for _, q in questions_of(data)]
-    texts = [a["text"] for q in questions for a in q["answers"]]
-    for number in range(3):
-        golds = [rng.choice([a["text"] for a in q["answers"]] or ["", rng.choice(texts)]) for q in questions]
-        answers = {q["id"]: scrambled(rng, gold, texts) for q, gold in zip(questions, golds)}
-        lines = run(program, "score", vocabulary, path, 384, 128, write(work, "predictions.json", answers))
-        got = [tuple(map(float, line.split())) for line in lines[:-3]]
-        want = [match(answers[q["id"]], q, is_v2) for q in questions]
-        compare(f"{name}: every score, round {number}", got, want, answers.values())
-        check_totals(f"{name}: all scores, round {number}", lines[-3:], data, answers, is_v2)
-
-
-def check_normalization(program, data, work):
-    """Every character inside, before and after words, and texts made to be hard."""
+def check_normalization(program, work):
+    """Every character inside, before and after words, and texts of many."""
     rng = random.Random(7)
     # Our tables are of Unicode 14; of later Pythons only what is old is compared.
     is_later = tuple(map(int, unicodedata.unidata_version.split("."))) > (14, 0, 0)
     category = unicodedata.ucd_3_2_0.category if is_later else unicodedata.category
     known = [chr(c) for c in range(0x110000) if category(chr(c)) not in ("Cn", "Cs")]
     texts = [f"b{c}a {c}the{c} an{c}B {c}" for c in known]
-    golds = [a["text"] for _, q in questions_of(data) for a in q["answers"]]
     for _ in range(20000):
-        texts.append(scrambled(rng, rng.choice(golds), golds))
         texts.append("".join(rng.choice(ODD) for _ in range(rng.randint(1, 30))))
         texts.append("".join(rng.choice(known) + rng.choice(["", "a", " an ", "The"]) for _ in range(9)))
-    got = [json.loads(line) for line in run(program, "normalize", write(work, "texts.json", texts))]
+    got = [json.loads(line) for line in lines_of(program, "normalize", write(work, "texts.json", texts))]
     compare("normalized texts", got, [normalized(text) for text in texts], texts)
 
 
@@ -316,24 +171,16 @@ def main(program, vocabulary=None, path=None):
         if not vocabulary:
             vocabulary = os.path.join(work, "vocabulary")
             make_vocabulary(vocabulary)
-        data = odd_file(random.Random(3), 300)
-        files = {"odd characters": (write(work, "odd.json", data), data, [(384, 128), (72, 3)])}
+        odd = odd_file(random.Random(3), 300)
+        check_windows("odd characters", program, vocabulary, write(work, "odd.json", odd), odd, [(384, 128), (72, 3)])
         if path:
             with open(path, encoding="utf-8") as f:
                 data = json.load(f)
-            files[os.path.basename(path)] = path, data, [(384, 128), (256, 0), (128, 50), (80, 12)]
-        for name, (file, questions, shapes) in files.items():
-            check_windows(name, program, vocabulary, file, questions, shapes)
-            check_answers(name, program, vocabulary, file, questions, (128, 50), False, work)
-        one, two = answered(data), second_version(answered(data))
-        two_path = write(work, "two.json", two)
-        check_answers("v2.0", program, vocabulary, two_path, two, (128, 50), True, work)
-        check_normalization(program, one, work)
-        check_scores("v1.1", program, vocabulary, write(work, "one.json", one), one, False, work)
-        check_scores("v2.0", program, vocabulary, two_path, two, True, work)
-    print(f"{counts['ok']} passed, {counts['FAIL']} failed, {counts['skip']} skipped")
-    return 1 if counts["FAIL"] else 0
+            shapes = [(384, 128), (256, 0), (128, 50), (80, 12)]
+            check_windows(os.path.basename(path), program, vocabulary, path, data, shapes)
+        check_normalization(program, work)
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

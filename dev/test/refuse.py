@@ -21,6 +21,7 @@ import os
 import re
 import shlex
 import shutil
+import struct
 import sys
 import threading
 
@@ -177,6 +178,12 @@ def put_files(runs):
         f.write('{"data": [{"paragraphs": [{"context": "abc def", "qas": [%s]}]}]}' % asked)
     with open(at("texts/lines"), "w") as f:
         f.write("abc\n\nabcdefghijklmnopqrstuvw")
+    os.mkdir(at("llmc"))
+    with open(at("llmc/model.bin"), "wb") as f:  # llm.c's files: one layer, 4 channels; four tokens
+        header = (20240326, 3, 16, 257, 1, 2, 4, 264)
+        f.write(struct.pack("<8i", *header).ljust(1024, b"\0") + bytes(4 * (264 * 4 + 16 * 4 + 12 * 4 * 4 + 15 * 4)))
+    with open(at("llmc/gpt2_tokenizer.bin"), "wb") as f:
+        f.write(struct.pack("<4I", 20240328, 2, 4, 2).ljust(1024, b"\0") + b"\1a\2\0\xff\x0d<|endoftext|>\3 is")
     with open(at("set.bin"), "wb") as f:  # "a", then " b", " cd", " e" or " f"
         f.write(b"".join(n.to_bytes(4, "little") for n in (20240522, 1, 1, 40)).ljust(1024, b"\0"))
         for n in (65535, 40, 0, 1, 4, 1, 97, 2, 32, 98, 3, 32, 99, 100, 2, 32, 101, 2, 32, 102):
