@@ -9,6 +9,7 @@
 #include "apps/tune/squad.h"
 #include "dev/data/corpus_files.h"
 #include "dev/test/child.h"
+#include "fuzz.h"
 #include "fuzz_mutate.h"
 #include "llmc/base/flags.h"
 #include "llmc/base/log.h"
@@ -276,8 +277,6 @@ static void trainer_read(FuzzReader reader, const char* suffix) {
 }
 
 static void command_line_read(void) { trainer_read(FUZZ_COMMAND_LINE, ".txt"); }
-static void descriptor_read(void) { trainer_read(FUZZ_DESCRIPTOR, ".txt"); }
-static void config_read_case(void) { trainer_read(FUZZ_CONFIG, ".json"); }
 static void model_read(void) { trainer_read(FUZZ_MODEL, ""); }
 static void checkpoint_read(void) { trainer_read(FUZZ_RUN, ""); }
 
@@ -313,19 +312,17 @@ typedef struct {
 static const Reader READERS[] = {
     {"json",         120, 0, (size_t)16 << 20, json_read,                 NULL,            NULL},
     {"log",           50, 0, (size_t)64 << 20, log_read,                  NULL,            NULL},
-    {"command_line",  80, 0, 0,                command_line_read,         NULL,            NULL},
-    {"descriptor",    30, 0, (size_t)16 << 20, descriptor_read,           NULL,            NULL},
+    {"command_line", 110, 0, 0,                command_line_read,         NULL,            NULL},
     {"safetensors",  120, 0, (size_t)16 << 20, safetensors_read,          NULL,            NULL},
     {"llmc",          30, 0, (size_t)16 << 20, llmc_read,                 NULL,            NULL},
     {"bpe",          120, 0, (size_t)1 << 30,  bpe_read,                  NULL,            NULL},
     {"wordpiece",     30, 0, (size_t)64 << 20, wordpiece_read,            NULL,            NULL},
-    {"shards",        50, 0, (size_t)16 << 20, shards_read_case,          NULL,            NULL},
-    {"sentences",     50, 0, (size_t)64 << 20, sentences_read_case,       NULL,            NULL},
-    {"choices",       40, 0, (size_t)64 << 20, multiple_choice_read_case, NULL,            NULL},
+    {"shards",        60, 0, (size_t)16 << 20, shards_read_case,          NULL,            NULL},
+    {"sentences",     60, 0, (size_t)64 << 20, sentences_read_case,       NULL,            NULL},
+    {"choices",       50, 0, (size_t)64 << 20, multiple_choice_read_case, NULL,            NULL},
     {"labelled",      60, 0, (size_t)64 << 20, labelled_read_case,        NULL,            NULL},
-    {"squad",         40, 0, (size_t)64 << 20, squad_read_case,           NULL,            NULL},
-    {"config",        60, 0, (size_t)16 << 20, config_read_case,          NULL,            NULL},
-    {"model",         30, 1, 0,                model_read,                NULL,            NULL},
+    {"squad",         60, 0, (size_t)64 << 20, squad_read_case,           NULL,            NULL},
+    {"model",         90, 1, 0,                model_read,                NULL,            NULL},
     {"checkpoint",    40, 1, 0,                checkpoint_read,           checkpoint_make, checkpoint_seal},
 };
 // clang-format on
