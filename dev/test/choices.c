@@ -140,6 +140,7 @@ static void test_refused(Tests* t) {
     lengths[0] = 1;
     put_example(&good, 1, 0, 2, lengths, 1);
     expect_changes(t, &good, "set.bin", changes, COUNT_OF(changes), open_set);
+    expect_any_damage(t, &good, "damaged.bin", 16, open_set);
     expect_changes(t, &two, "characters.bin", characters, COUNT_OF(characters), open_set);
     char* file = put_set(t, "short.bin", 0, 1);
     expect_end(t, USAGE, "a set twice", "in logs it would be \"short\", as ", open_twice, file);
@@ -149,49 +150,35 @@ static void test_refused(Tests* t) {
 // ---------------------------------------------------------------------------------------------------------
 // Packing and counting
 
-// Whether sequence i of the micro-batch is this ending, truncated if necessary.
-static int is_packed(const MultipleChoiceEvaluation* e, int i, int example, int ending, int cloze) {
-    const Documents* documents = &e->packed;
-    const MultipleChoiceSequence* s = &e->sequences[i];
-    int C = length_of(example, 0), L = length_of(example, 1 + ending), whole = C + L - 1, length = min_int(whole, e->T);
-    int begin = documents->cu_seqlens[i], good = documents->cu_seqlens[i + 1] - begin == length && s->count == L;
-    for (int t = 0; good && t < length; t++) {
-        int at = whole - length + t;
-        int token = at < C ? token_of(example, 0, at) : token_of(example, 1 + ending, at - C);
-        good =
-            e->inputs[begin + t] == token && documents->document[begin + t] == i && documents->position[begin + t] == t;
-    }
-    for (int k = 0; good && k < L; k++)
-        good = e->targets[s->first + k] == token_of(example, 1 + ending, k) &&
-               e->rows[s->first + k] == begin + length - L + k;
-    return good && s->ending == ending && s->endings == endings_of(example, cloze) &&
-           s->label == label_of(example, cloze);
-}
-
-// The made-up loss of a token of an ending: an integer, so that ties happen; NaN for one ending in 100.
-static real loss_of(int example, int ending, int k) {
-    uint32_t u = draw((uint32_t)example, 200 + (uint32_t)ending, (uint32_t)k);
+// A made-up model: its loss on a target after the n tokens before it, an integer, so that ties happen, or NaN for one in
+// 100; and whether the target is the token that it finds likeliest.
+static real model(const int* tokens, int n, int target, int* is_right) {
+    uint32_t u =
+        (uint32_t)(fnv_update(FNV_START, (const char*)tokens, (size_t)n * sizeof(int)) >> 20) * 31 + (uint32_t)target;
+    u = draw(u, (uint32_t)target, 0);
+    *is_right = u / 100 % 4 != 0;
     return u % 100 == 0 ? (real)NAN : (real)(u % 5);
 }
-static int is_right(int example, int k) { return draw((uint32_t)example, 300, (uint32_t)k) % 4 != 0; }
 
-// The counts without micro-batches.
-static MultipleChoiceSums sums_by_loops(int cloze, int version) {
+// The counts without micro-batches: contexts give way at their left where an example is longer than T.
+static MultipleChoiceSums sums_by_loops(int cloze, int version, int T) {
     MultipleChoiceSums sums = {EXAMPLES, 0, 0, 0, 0};
     for (int i = 0; i < EXAMPLES; i++) {
-        int n = endings_of(i, cloze), best = 0, best_norm = 0, all_right = 1;
+        int n = endings_of(i, cloze), C = length_of(i, 0), best = 0, best_norm = 0, all_right = 1;
         double loss[MOST_ENDINGS], mean[MOST_ENDINGS];
         for (int ending = 0; ending < n; ending++) {
+            int L = length_of(i, 1 + ending), from = max_int(0, C + L - 1 - T), tokens[64], is_right;
+            for (int k = 0; k < C + L; k++) tokens[k] = k < C ? token_of(i, 0, k) : token_of(i, 1 + ending, k - C);
             loss[ending] = 0;
-            for (int k = 0; k < length_of(i, 1 + ending); k++) loss[ending] += (double)loss_of(i, ending, k);
+            for (int k = C; k < C + L; k++, all_right = all_right && is_right)
+                loss[ending] += (double)model(tokens + from, k - from, tokens[k], &is_right);
             if (isnan(loss[ending])) loss[ending] = INFINITY, sums.not_finite++;
-            mean[ending] = loss[ending] / (version == 2 ? characters_of(i, ending) : length_of(i, 1 + ending));
+            mean[ending] = loss[ending] / (version == 2 ? characters_of(i, ending) : L);
         }
         for (int ending = n - 1; ending >= 0; ending--) {
             if (loss[ending] <= loss[best]) best = ending;
             if (mean[ending] <= mean[best_norm]) best_norm = ending;
         }
-        for (int k = 0; k < length_of(i, 1); k++) all_right = all_right && is_right(i, k);
         sums.correct += n == 1 ? all_right : loss[best] < INFINITY && best == label_of(i, cloze);
         sums.correct_norm += mean[best_norm] < INFINITY && best_norm == label_of(i, cloze);
         if (n == 1) sums.cloze_loss += loss[0];
@@ -200,27 +187,27 @@ static MultipleChoiceSums sums_by_loops(int cloze, int version) {
 }
 
 // Micro-batches of a rank's share: their layout, and what they add to the sums.
-static void evaluate_share(Tests* t, MultipleChoiceEvaluation* e, int rank, int ranks, int cloze) {
-    int example = rank, ending = 0;
+static void evaluate_share(Tests* t, MultipleChoiceEvaluation* e, int cloze) {
     for (int rows, before = -1; (rows = multiple_choice_pack(e)) > 0; before = rows) {
+        const Documents* packed = &e->packed;
         int64_t squares = 0;
         int longest = 0, scored = 0;
         // No ending that would have fitted in the micro-batch before was moved to this one.
-        EXPECT(t, rows <= e->N && e->count == e->packed.count);
-        EXPECT(t, before < 0 || before + e->packed.cu_seqlens[1] > e->N);
+        EXPECT(t, rows <= e->N && e->count == packed->count && (before < 0 || before + packed->cu_seqlens[1] > e->N));
         for (int i = 0; i < e->count; i++) {
             const MultipleChoiceSequence* s = &e->sequences[i];
-            int length = e->packed.cu_seqlens[i + 1] - e->packed.cu_seqlens[i];
-            EXPECT(t, is_packed(e, i, example, ending, cloze));
+            int begin = packed->cu_seqlens[i], length = packed->cu_seqlens[i + 1] - begin;
+            for (int k = begin; k < begin + length; k++)
+                EXPECT(t, packed->document[k] == i && packed->position[k] == k - begin);
             squares += (int64_t)length * length, longest = max_int(longest, length), scored += s->count;
             e->correct[i] = 0;
-            for (int k = 0; k < s->count; k++) {
-                e->losses[s->first + k] = loss_of(example, ending, k);
-                e->correct[i] += (real)is_right(example, k);
+            for (int k = s->first; k < s->first + s->count; k++) {
+                int is_right;
+                e->losses[k] = model(e->inputs + begin, e->rows[k] + 1 - begin, e->targets[k], &is_right);
+                e->correct[i] += (real)is_right;
             }
-            if (++ending == endings_of(example, cloze)) ending = 0, example += ranks;
         }
-        EXPECT(t, squares == e->packed.sum_sq_len && longest == e->packed.longest && scored == e->scored);
+        EXPECT(t, squares == packed->sum_sq_len && longest == packed->longest && scored == e->scored);
         multiple_choice_score(e, e->losses, e->correct);
     }
     MultipleChoiceResult r = multiple_choice_result(e, &alone);
@@ -236,14 +223,13 @@ static void test_evaluation(Tests* t, int cloze, int version) {
     MultipleChoice c;
     char* path = put_set(t, "set.bin", cloze, version);
     multiple_choice_open(&c, path, V);
-    MultipleChoiceSums want = sums_by_loops(cloze, version);
-    EXPECT(t, want.correct > 50 && want.correct < 450 && (cloze || want.correct != want.correct_norm));
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
-        MultipleChoiceSums got = {0, 0, 0, 0, 0};
+        MultipleChoiceSums got = {0, 0, 0, 0, 0}, want = sums_by_loops(cloze, version, shapes[i].T);
+        EXPECT(t, want.correct > 50 && want.correct < 450 && (cloze || want.correct != want.correct_norm));
         for (int rank = 0; rank < shapes[i].ranks; rank++) {
             MultipleChoiceEvaluation e;
             multiple_choice_begin(&e, &c, shapes[i].N, shapes[i].T, rank, shapes[i].ranks);
-            evaluate_share(t, &e, rank, shapes[i].ranks, cloze);
+            evaluate_share(t, &e, cloze);
             got.examples += e.sums.examples, got.correct += e.sums.correct, got.correct_norm += e.sums.correct_norm;
             got.cloze_loss += e.sums.cloze_loss, got.not_finite += e.sums.not_finite;
             multiple_choice_end(&e);
