@@ -120,13 +120,9 @@ $(B)/test_fuzz: $(B)/fuzz.o $(B)/fuzz_of_gpt2.o $(B)/fuzz_of_bert.o
 $(B)/test_%: dev/test/%.c Makefile dev/dev.mk $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
-$(B)/byte_corpus: dev/test/byte_corpus.c Makefile dev/dev.mk $(B)/command
-	$(COMPILE) $< -o $@ $(LIBS)
-
-$(TEST_CORPUS): $(B)/test_text $(B)/byte_corpus
-	rm -rf build/test_corpus/text && mkdir -p build/test_corpus/text
-	$(B)/test_text build/test_corpus/text
-	$(B)/byte_corpus build/test_corpus/text $(@D)
+$(TEST_CORPUS): $(B)/test_text
+	rm -rf build/test_corpus
+	$(B)/test_text build/test_corpus
 
 # What dev/test/run.sh gets; it builds what the suites need, with the variables of this command line.
 SUITES = B=$(B) T=$(or $(TOP:/=),.) E=$E CUDA_H=$(CUDA_H) CORPUS=$(TEST_CORPUS) MAKE_VARIABLES='$(MAKEOVERRIDES)' \

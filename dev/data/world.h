@@ -10,8 +10,8 @@
  * weights of the others count, and nothing is drawn and discarded. When no story fits, the block is filled with
  * end-of-text tokens. An answer is not a choice: it follows from the story.
  *
- * So a block's probability is the product over its choices. Different choices make different texts (dev/test/world.c
- * recovers them), so that is the text's probability too, and no model can do better on average than the mean of
+ * So a block's probability is the product over its choices. Different choices make different texts, so that is the
+ * text's probability too, and no model can do better on average than the mean of
  * -log p(block). Choices are integer arithmetic on Philox(seed, block, choice): the same on every machine. */
 #ifndef DEV_DATA_WORLD_H
 #define DEV_DATA_WORLD_H

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Does llmc/text/wordpiece.h tokenize as the `tokenizers` library does?
 
-Every character, inside a word and alone, with a vocabulary that tells all below U+20000 apart; odd lines (accents
-composed and decomposed, combining marks in any order, CJK, mixtures); then whole files with a vocabulary of words. Each
-with all that tokenizer_config.json and the normalizer of tokenizer.json may say of case, accents and ideographs.
+Every character below U+20000 and those above that are not all alike, inside a word and alone, with a vocabulary that
+tells them apart; odd lines (accents composed and decomposed, combining marks in any order, CJK, mixtures); then whole
+files with a vocabulary of words. Each with all that tokenizer_config.json and the normalizer of tokenizer.json may say
+of case, accents and ideographs.
 
     check_wordpiece.py TEST_DATA [VOCABULARY_FOLDER FILE...]
 
@@ -71,10 +72,12 @@ def check(name, program, folder, lines, rules, whole=False):
 
 def main(program, vocabulary=None, *files):
     good = True
-    characters = [chr(c) for c in range(1, 0x110000) if not 0xD800 <= c <= 0xDFFF and c != 10]
+    # Above U+20000 are ideographs, which are alike but for those of compatibility, tags, and nothing.
+    numbers = [*range(1, 0x20000), *range(0x2F800, 0x2FA20), *range(0xE0000, 0xE0200), *range(0x20000, 0x110000, 64)]
+    characters = [chr(c) for c in numbers if not 0xD800 <= c <= 0xDFFF and c != 10]
     with tempfile.TemporaryDirectory() as folder:
         tokens = {unicodedata.normalize("NFD", c) for c in characters if unicodedata.decomposition(c)}
-        tokens |= {c for c in characters if c < "\U00020000"}
+        tokens |= set(characters)
         tokens = sorted(c for c in tokens if len(c) == 1 and c > " " and not c.isspace())
         with open(os.path.join(folder, "vocab.txt"), "w", encoding="utf-8", newline="\n") as f:
             f.write("\n".join(SPECIAL + tokens + ["##" + t for t in tokens]) + "\n")

@@ -51,21 +51,15 @@ makes 'any number of endings' hellaswag \
 context=$(printf 'X: a c. The d' | od -An -v -tu1 -w1 | tr -d ' ' | tr '\n' ' ')
 example='{"activity_label": "X", "ctx_a": "a [b] c [title]", "ctx_b": "the D", "endings": ["e [f]", "g"], "label": 0}\n'
 makes '--lm-eval' hellaswag "$example" "65535 56 0 0 2 13 ${context}3 32 101 32 2 32 103 2 1 " --lm-eval
-makes '--limit' hellaswag "$six$six$six" "$want${want/40 0/40 1}" --limit 2
 makes 'lambada' lambada '{"text": "a b cd\\n"}\n' '65535 26 0 0 1 3 97 32 98 3 32 99 100 '
-for i in {0..65536}; do echo '{"text": "a b"}'; done >"$work/many.jsonl"
-prepared '65,537 examples' lambada "$work/many.jsonl" --out "$work/many.bin"
-[[ "$(words "$work/many.bin")" == *'65535 20 0 0 1 1 97 2 32 98 ' ]] && why= || why='it is another'
-verdict '65,537 examples: the last number is 0 again' "$why"
 
 prepare_refused 'no such label'      'line 2: its label is .4.'           hellaswag 'a\n4\nb\nc\nd\ne\n'
 prepare_refused 'nothing'            'no examples in it'                  hellaswag ''
 prepare_refused 'no JSON'            'line 1 is not JSON'                 hellaswag '{"ctx": \n'
-prepare_refused 'no endings'         "'endings' are not a list"           hellaswag '{"ctx": "a", "endings": [], "label": 0}\n'
 prepare_refused 'lm-eval, no letter' 'example 0: its texts'           hellaswag '{"activity_label": "X", "ctx_a": "a", "ctx_b": "b", "endings": ["c", "[d]"], "label": 0}\n' --lm-eval
-prepare_refused 'six lines, lm-eval' 'needs the fields of a .jsonl'       hellaswag "$six" --lm-eval
 prepare_refused 'one word'           'has no two words'                   lambada   '{"text": "word"}\n'
 prepare_refused 'onto its input'     'text: exists and is not'            hellaswag "$six" --out "$work/text"
+
 # ---------------------------------------------------------------------------------------------------------
 # The trainer: a text's next words against those of another place, and clozes
 
@@ -100,19 +94,17 @@ done
 verdict '-h 50 --choices' "$why"
 
 evaluate=("$(use_program)" -e "$work/model" --evaluate 1 -m 1 --choices "$sets")
-figures() { # NAME COMMAND...: the two lines are those of the first evaluation
-    timeout --foreground 180 "${@:2}" </dev/null >"$work/stdout" 2>"$work/stderr"
+figures() { # FLAG...: the two lines are those of the first evaluation
+    timeout --foreground 180 "${evaluate[@]}" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
     status=$?
     grep -E '^(hellaswag|lambada)' "$work/stdout" >"$work/now"
     [ -f "$work/figures" ] || cp "$work/now" "$work/figures"
     why=$(ended_with 0)$(cmp "$work/now" "$work/figures" 2>&1)
     [ "$(wc -l <"$work/now")" -eq 2 ] || why+='not a line a set'
-    verdict "--evaluate 1 --choices: $1" "$why"
+    verdict "--evaluate 1 --choices $*" "$why"
 }
-figures 'batches of 4' "${evaluate[@]}" -b 4
-for flags in '-b 1' '-b 64' '-b 4 --threads 2'; do figures "the same with $flags" "${evaluate[@]}" $flags; done
-if prepare_ranks; then figures 'the same on two ranks' mpirun --oversubscribe --bind-to none -np 2 "${evaluate[@]}"
-else skip 'the same on two ranks' "$why"; fi
+# On ranks: dev/test/exam.sh.
+for flags in '-b 4' '-b 1' '-b 64 --threads 2'; do figures $flags; done
 if "$python" -c 'import transformers, torch' 2>/dev/null; then
     compared() { # NAME SET T FILE
         read -r acc second < <(sed -nE "s/^${2%_*} acc ([0-9.]+), [a-z_]+ ([0-9.]+) .*/\1 \2/p" "$4")

@@ -10,6 +10,7 @@
 #include "llmc/data/batch_lm.h"
 #include "llmc/data/safetensors_writer.h"
 #include "llmc/data/token_scan.h"
+#include "llmc/data/val_entropy.h"
 #include "llmc/model/tokenizer_files.h"
 #include "llmc/run/find_files.h"
 #include "llmc/text/tokenizer.h"
@@ -34,6 +35,15 @@ static Shards open_shards(Tests* t, const char* pattern) {
     return s;
 }
 
+static Text file_text(const char* path) {
+    Text text = {NULL, 0, 0};
+    size_t n;
+    char* bytes = read_file(path, 1 << 24, &n, FAILED);
+    text_append(&text, bytes, n);
+    free(bytes);
+    return text;
+}
+
 // Overwrite bytes of a file, which it may lack. Returns 0 if the file system has no files of that size.
 static int put_bytes(Tests* t, const char* path, const void* bytes, size_t n, uint64_t offset) {
     int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -45,8 +55,8 @@ static int put_bytes(Tests* t, const char* path, const void* bytes, size_t n, ui
     return put == (ssize_t)n;
 }
 
-// 2^32 + 10 tokens, 8 GiB, a hole except for both ends: windows are read correctly at both ends, and a permutation of
-// more than 2^32 windows works.
+// 2^32 + 10 tokens, 8 GiB, a hole except for both ends. Each of more than 2^32 windows of one token is read at its place
+// in the order, and so is the last window of nine.
 static void test_shards_beyond_32_bits(Tests* t) {
     enum { T = 9, LAST = 2 * T };
     const uint64_t count = ((uint64_t)1 << 32) + 10, windows = (count - 1) / T, first = (windows - 1) * T;
@@ -58,30 +68,21 @@ static void test_shards_beyond_32_bits(Tests* t) {
         put_bytes(t, path, header, sizeof(header), 0)) {
         BatchLm b;
         int inputs[T], targets[T];
-        uint64_t beyond = 0, most = 0;
+        uint64_t beyond = 0;
         Shards s = open_shards(t, "large.bin");
         EXPECT_EQ(t, s.tokens, count);
         batch_lm_init(&b, &s, 1, T, 50257, 1, IN_ORDER);
-        EXPECT(t, batch_lm_windows(&b) == windows && count - first <= LAST && count - first > T);
-        batch_lm_read(&b, 7 * windows - 1, inputs, targets, NULL);  // the last window
-        for (int i = 0; i < T; i++) {
-            int want = 1000 + LAST - (int)(count - first) + i;
-            EXPECT(t, inputs[i] == want && targets[i] == want + 1);
-        }
-        batch_lm_read(&b, 7 * windows, inputs, targets, NULL);
-        EXPECT(t, inputs[0] == 5 && targets[0] == 6);
+        batch_lm_read(&b, 7 * windows - 1, inputs, targets, NULL);
+        for (int i = 0; i < T; i++) EXPECT_EQ(t, targets[i], 1000 + LAST - (int)(count - first) + i + 1);
         batch_lm_free(&b);
-        // There are more than 2^32 windows of one token. Each is read at its place in the order.
         batch_lm_init(&b, &s, 1, 1, 50257, 3, SHUFFLED);
         for (uint64_t i = 0; i < 4096; i++) {
             uint64_t sequence = count - 2 - i, w = batch_lm_window(&b, sequence);
-            EXPECT(t, w < count - 1);
             beyond += w >= (uint64_t)1 << 31;
-            if (w > most) most = w;
             batch_lm_read(&b, sequence, inputs, targets, NULL);
             EXPECT_EQ(t, inputs[0], w < 4 ? 5 + (int)w : w < count - LAST ? 0 : 1000 + LAST - (int)(count - w));
         }
-        EXPECT(t, beyond > 1024 && beyond < 3072 && most > ((uint64_t)15 << 28));  // they are all over the file
+        EXPECT(t, beyond > 1024 && beyond < 3072);  // they are all over the file
         batch_lm_free(&b), shards_close(&s);
     }
     unlink(path);
@@ -105,34 +106,27 @@ static void test_shards_many(Tests* t) {
         free(put_shard(t, named("many_%06d.bin", i), 10 * i, 11, 2));
     }
     expect_end(t, USAGE, "shards: more than may be open", "ulimit -n", open_under_a_low_limit, t->directory);
-    Shards s = open_shards(t, "many_*.bin");
-    EXPECT(t, s.count == FILES && s.tokens == 11 * FILES);
-    for (int i = 1; i < s.count; i++) EXPECT(t, strcmp(s.shard[i - 1].path, s.shard[i].path) < 0);
-    shards_close(&s);
 }
 
-// The largest token is found anywhere: at both ends, at the ends of the pieces that threads read, and in several
-// places.
+// The largest token is found anywhere: at both ends, and at the ends of the pieces that threads read. Of equal ones the
+// first is.
 static void test_shards_scan(Tests* t) {
     enum { MOST = 70000 };
     int* tokens = (int*)xcalloc(MOST, sizeof(int));
     char* path = path_in(t, "scan.bin");
     for (int width = 2; width <= 4; width += 2) {
-        const int piece = SCAN_PIECE / width, sizes[] = {1, 7, piece, piece + 1, MOST};
+        const int piece = SCAN_PIECE / width, places[] = {0, piece - 1, piece, MOST - 1};
         const int large = width == 2 ? 65535 : -2;  // as unsigned numbers the largest but one
-        for (size_t k = 0; k < COUNT_OF(sizes); k++) {
-            const int n = sizes[k], places[] = {0, n / 3, min_int(piece, n) - 1, min_int(piece, n - 1), n - 1};
-            for (size_t i = 0; i < COUNT_OF(places); i++) {
-                TokenScan scan;
-                tokens[places[i]] = tokens[n - 1] = large;
-                CHECK(shard_write(path, tokens, (uint64_t)n, width) == 0);
-                tokens[places[i]] = tokens[n - 1] = 0;
-                Shards s = open_shards(t, "scan.bin");
-                token_scan_read(&scan, &s.shard[0]);
-                EXPECT_EQ(t, scan.largest, (uint32_t)large);
-                EXPECT_EQ(t, scan.position, places[i]);
-                shards_close(&s);
-            }
+        for (size_t i = 0; i < COUNT_OF(places); i++) {
+            TokenScan scan;
+            tokens[places[i]] = tokens[MOST - 1] = large;
+            CHECK(shard_write(path, tokens, MOST, width) == 0);
+            tokens[places[i]] = tokens[MOST - 1] = 0;
+            Shards s = open_shards(t, "scan.bin");
+            token_scan_read(&scan, &s.shard[0]);
+            EXPECT_EQ(t, scan.largest, (uint32_t)large);
+            EXPECT_EQ(t, scan.position, places[i]);
+            shards_close(&s);
         }
     }
     free(tokens), free(path);
@@ -151,15 +145,6 @@ static void read_windows(const char* pattern) {
     shards_close(&s);
 }
 
-static Text file_text(const char* path) {
-    Text text = {NULL, 0, 0};
-    size_t n;
-    char* bytes = read_file(path, 1 << 24, &n, FAILED);
-    text_append(&text, bytes, n);
-    free(bytes);
-    return text;
-}
-
 // A shard of the tokens first .. first + n - 1, of which those below 1000 that are divisible by 3 count as targets.
 static char* put_masked_shard(Tests* t, const char* name, int first, int n, int width, int row) {
     char* path = put_shard(t, name, first, n, width);
@@ -176,29 +161,24 @@ static char* put_masked_shard(Tests* t, const char* name, int first, int n, int 
     return path;
 }
 
+// What dev/test/refuse.txt does not say of shards.
 static void test_shards_refused(Tests* t) {
     static const FileChange changes[] = {
         {"as it is", 0, 0, 0, 0, NULL},
-        {"empty", 0, 0, 0, -SHARD_HEADER_BYTES - 20, "is empty"},
         {"half a header", 0, 0, 0, -21, "1023 bytes are too few"},
         {"no tokens", 8, 4, 0, -20, "contains no tokens"},
-        {"a token is missing", 0, 0, 0, -2, "truncated"},
         {"half a token more", 0, 0, 0, 1, "damaged"},
         {"a token more", 0, 0, 0, 2, "damaged"},
         {"a count below 0", 8, 4, -1, 0, "gives 4294967295 tokens"},
-        {"a count beyond all files", 12, 4, -1, 0, "truncated"},
-        {"another file", 0, 4, 1179403647, 0, "magic number is 1179403647"},
         {"an evaluation set", 0, 4, SHARD_MAGIC_EVALUATION, 0, "evaluation set"},
         {"another version", 4, 4, 2, 0, "version 2"},
         {"another width", 0, 4, SHARD_MAGIC_UINT32, 0, "version 1, but only version 7"},
-        {"too few for a sequence", 8, 4, 7, -6, "7 tokens are too few for one sequence of 7"},
         {"a token outside the vocabulary", SHARD_HEADER_BYTES + 4, 2, 3000, 0,
          "token 3000 at position 2 is outside the vocabulary of 3000"},
     };
     static const FileChange masked[] = {
         {"as it is", 0, 0, 0, 0, NULL},
         {"a byte is missing", 0, 0, 0, -1, "truncated"},
-        {"none", 0, 0, 0, -3, "truncated"},
         {"an unknown kind", 16, 4, 2, 0, "has the mask 2"},
         {"negative rows", 20, 4, -5, 0, "row length -5"},
         {"bytes that the header does not announce", 16, 4, 0, 0, "damaged"},
@@ -209,6 +189,7 @@ static void test_shards_refused(Tests* t) {
     Text good = file_text(plain), good_mask = file_text(mask);
     expect_changes(t, &good, "shard.bin", changes, COUNT_OF(changes), read_windows);
     expect_changes(t, &good_mask, "mask.bin", masked, COUNT_OF(masked), read_windows);
+    expect_any_damage(t, &good_mask, "mask.bin", 24, read_windows);
     free(put_shard(t, "shard.bin", -1, 10, 4));
     expect_end(t, USAGE, "shards: a token below 0", "token 4294967295 at position 0", read_windows, plain);
     EXPECT(t, shard_write("/dev/full", zeros, 1000, 2) == -1 && errno == ENOSPC);
@@ -221,10 +202,10 @@ static void test_shards_refused(Tests* t) {
 // Windows of 10, at tokens 1, 11 | 65520 | 70000. Two shards have masks, whose bits begin anywhere in a byte.
 static void test_batch_mask(Tests* t) {
     enum { T = 10 };
-    static const int starts[] = {1, 1 + T, 65520, 70000};
+    static const int starts[] = {1, 1 + T, 65520, 70000}, counts[] = {3, 4, T, 0};
     int inputs[4 * T], targets[4 * T];
     BatchLm b;
-    char* path = put_masked_shard(t, "c.bin", starts[3], T + 1, 4, 0);
+    char *path = put_masked_shard(t, "c.bin", starts[3], T + 1, 4, 0), *moved = path_in(t, "d.bin");
     free(put_masked_shard(t, "a.bin", 1, 2 * T + 1, 2, 5));
     free(put_shard(t, "b.bin", starts[2], T + 1, 2));
     Shards s = open_shards(t, "*.bin");
@@ -232,57 +213,70 @@ static void test_batch_mask(Tests* t) {
     batch_lm_init(&b, &s, 4, T, 80000, 1, IN_ORDER);
     batch_lm_read(&b, 0, inputs, targets, NULL);
     for (int i = 0; i < 4 * T; i++) {
-        int token = starts[i / T] + i % T + 1, counts = i / T == 2 || (i / T < 2 && token % 3 == 0);
+        int token = starts[i / T] + i % T + 1, is_target = i / T == 2 || (i / T < 2 && token % 3 == 0);
         EXPECT_EQ(t, inputs[i], token - 1);
-        EXPECT_EQ(t, targets[i], counts ? token : -1);
+        EXPECT_EQ(t, targets[i], is_target ? token : -1);
     }
-    EXPECT(t, batch_lm_count(&b, 0, 1) == 3 && batch_lm_count(&b, 1, 1) == 4 && batch_lm_count(&b, 2, 1) == T);
-    EXPECT(t, batch_lm_count(&b, 3, 1) == 0 && batch_lm_count(&b, 0, 4) == 7 + T);
+    for (uint64_t i = 0; i < 4; i++) EXPECT_EQ(t, batch_lm_count(&b, i, 1), counts[i]);
     EXPECT_EQ(t, batch_lm_count(&b, 2, 8), 2 * (7 + T));  // over two epochs
     // Another mask, another token and another number of tokens are other data, but not another name.
-    uint32_t crc[5] = {shards_fingerprint(&s)};
+    uint32_t before = shards_fingerprint(&s);
     batch_lm_free(&b), shards_close(&s);
-    for (int i = 1; i < 5; i++) {
-        char* moved = path_in(t, "d.bin");
-        if (i == 1) CHECK(rename(path, moved) == 0);
-        if (i == 2) put_bytes(t, moved, "\7", 1, SHARD_HEADER_BYTES + 4 * (T + 1));
-        if (i == 3) put_bytes(t, moved, "\7", 1, SHARD_HEADER_BYTES);
-        if (i == 4) free(put_shard(t, "b.bin", starts[2], T + 2, 2));
+    for (int i = 0; i < 4; i++) {
+        if (i == 0) CHECK(rename(path, moved) == 0);
+        if (i == 1 || i == 2) put_bytes(t, moved, "\7", 1, SHARD_HEADER_BYTES + (i == 1 ? 4 * (T + 1) : 0));
+        if (i == 3) free(put_shard(t, "b.bin", starts[2], T + 2, 2));
         s = open_shards(t, "*.bin");
-        crc[i] = shards_fingerprint(&s);
-        EXPECT(t, (crc[i] == crc[i - 1]) == (i == 1));
-        batch_lm_init(&b, &s, 1, T, 80000, 1, IN_ORDER);
-        EXPECT_EQ(t, batch_lm_count(&b, 3, 1), i == 1 ? 0 : 2);
-        batch_lm_free(&b), shards_close(&s);
-        free(moved);
+        uint32_t now = shards_fingerprint(&s);
+        EXPECT(t, (now == before) == (i == 0));
+        before = now;
+        shards_close(&s);
     }
-    free(path);
+    free(path), free(moved);
 }
 
 // Every epoch has all windows, in an order of its own, which is another for another seed.
 static void test_batch_shuffle(Tests* t) {
     enum { WINDOWS = 101, T = 3, EPOCHS = 3 };
-    int inputs[T], targets[T], first[EPOCHS][WINDOWS], same = 0, in_order = 0, as_other = 0;
+    int first[EPOCHS * WINDOWS], seen[WINDOWS] = {0}, as_before = 0, in_order = 0, as_other = 0;
     BatchLm one, other;
     free(put_shard(t, "a.bin", 0, 50 * T + 1, 2));
     free(put_shard(t, "b.bin", 50 * T, 51 * T + 1, 2));
     Shards s = open_shards(t, "*.bin");
     batch_lm_init(&one, &s, 1, T, 1000, 42, SHUFFLED);
     batch_lm_init(&other, &s, 1, T, 1000, 43, SHUFFLED);
-    EXPECT_EQ(t, batch_lm_windows(&one), WINDOWS);
-    for (int i = 0, seen[WINDOWS] = {0}; i < EPOCHS * WINDOWS; i++) {
-        int epoch = i / WINDOWS, at = i % WINDOWS;
+    for (int i = 0; i < EPOCHS * WINDOWS; i++) {
+        int inputs[T], targets[T], others[T];
+        batch_lm_read(&other, (uint64_t)i, others, targets, NULL);
         batch_lm_read(&one, (uint64_t)i, inputs, targets, NULL);
         EXPECT(t, inputs[0] % T == 0 && targets[T - 1] == inputs[0] + T);
-        first[epoch][at] = inputs[0];
-        EXPECT_EQ(t, seen[inputs[0] / T]++, epoch);
-        same += epoch > 0 && first[epoch - 1][at] == inputs[0];
-        in_order += inputs[0] == at * T;
-        batch_lm_read(&other, (uint64_t)i, inputs, targets, NULL);
-        as_other += inputs[0] == first[epoch][at];
+        EXPECT_EQ(t, seen[inputs[0] / T]++, i / WINDOWS);
+        first[i] = inputs[0];
+        as_before += i >= WINDOWS && first[i - WINDOWS] == first[i];
+        in_order += first[i] == i % WINDOWS * T;
+        as_other += first[i] == others[0];
     }
-    EXPECT(t, same < 20 && in_order < 20 && as_other < 20);
+    EXPECT(t, as_before < 20 && in_order < 20 && as_other < 20);
     batch_lm_free(&one), batch_lm_free(&other), shards_close(&s);
+}
+
+// The generator's losses next to a shard, for its own T and if no block is missing.
+static void test_val_entropy(Tests* t) {
+    static const struct {
+        const char* text;
+        int T, blocks;
+    } cases[] = {{"5 0.25\n1.5\n2\n3.5\n", 5, 3}, {"5 0.25\n1.5\n2\n3.5\n", 8, 0}, {"5 0.25\n1.5\n2\n", 5, 0}};
+    free(put_shard(t, "val.bin", 0, 16, 2));
+    for (size_t i = 0; i <= COUNT_OF(cases); i++) {
+        ValEntropy e;
+        if (i == COUNT_OF(cases)) unlink(named("%s/val_entropy.txt", t->directory));
+        else free(put_text_file(t, "val_entropy.txt", cases[i].text));
+        Shards s = open_shards(t, "val.bin");
+        val_entropy_open(&e, &s, i < COUNT_OF(cases) ? cases[i].T : 5);
+        EXPECT_EQ(t, e.blocks, i < COUNT_OF(cases) ? cases[i].blocks : 0);
+        if (e.blocks) EXPECT(t, e.bound == 0.25 && e.nats[0] == 1.5 && e.nats[2] == 3.5);
+        val_entropy_close(&e), shards_close(&s);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -322,6 +316,7 @@ static void test_safetensors(Tests* t) {
     static const char odd[] = "a \"quoted\"\\name/\xc3\xbc\n";
     const uint64_t large[1] = {N}, matrix[2] = {2, 3}, none[3] = {4, 0, 5};
     const int64_t integers[6] = {1, 2, 3, -4, 5, 6};
+    int64_t back[6];
     real *x = (real*)xmalloc(N * sizeof(real)), *got = (real*)xmalloc(N * sizeof(real));
     char* path = path_in(t, "x.safetensors");
     for (int i = 0; i < N; i++) x[i] = (real)(i * 0.37 - 1000);
@@ -344,18 +339,14 @@ static void test_safetensors(Tests* t) {
     safetensors_open(&st, path);
     const SafeTensor *a = safetensors_find(&st, "large"), *b = safetensors_find(&st, odd);
     const SafeTensor *c = safetensors_find(&st, "scalar"), *d = safetensors_find(&st, "empty");
-    EXPECT(t, st.count == 4 && !safetensors_find(&st, "larg") && !safetensors_find(&st, ""));
-    EXPECT(t, a && a->ndim == 1 && a->elements == N && a->begin % 8 == 0 && c && c->ndim == 0 && c->elements == 1);
-    EXPECT(t, b && b->ndim == 2 && b->shape[1] == 3 && strcmp(b->dtype, "I64") == 0 && d && d->elements == 0);
-    if (!t->is_bad) {
-        int64_t back[6];
-        safetensors_read_real(a, 0, N, got);
-        EXPECT(t, memcmp(x, got, N * sizeof(real)) == 0);
-        safetensors_read_real(a, 5, N - 5, got);
-        EXPECT(t, got[0] == x[5] && got[N - 6] == x[N - 1]);
-        safetensors_read_bytes(b, 0, sizeof(back), back);
-        EXPECT(t, memcmp(back, integers, sizeof(back)) == 0);
+    EXPECT(t, st.count == 4 && !safetensors_find(&st, "larg") && a && c && c->elements == 1 && d && d->elements == 0);
+    EXPECT(t, b && b->ndim == 2 && b->shape[1] == 3 && strcmp(b->dtype, "I64") == 0);
+    for (uint64_t from = 0; from <= 5 && !t->is_bad; from += 5) {
+        safetensors_read_real(a, from, N - from, got);
+        EXPECT(t, memcmp(x + from, got, (N - from) * sizeof(real)) == 0);
     }
+    if (!t->is_bad) safetensors_read_bytes(b, 0, sizeof(back), back);
+    EXPECT(t, t->is_bad || memcmp(back, integers, sizeof(back)) == 0);
     safetensors_close(&st);
     free(x), free(got), free(path), free(file.text);
 }
@@ -368,13 +359,10 @@ static void test_safetensors_types(Tests* t) {
         double value;
     } cases[] = {{"F16", 0xC000, -2},
                  {"F16", 0x0001, 0x1p-24},
-                 {"F16", 0x03FF, 0x1.ff8p-15},
                  {"F16", 0x7BFF, 65504},
                  {"F16", 0x8000, -0.0},
                  {"F16", 0xFC00, -INFINITY},
                  {"F16", 0x7E00, NAN},
-                 {"F16", 0x3555, 0x1.554p-2},
-                 {"BF16", 0x0001, 0x1p-133},
                  {"BF16", 0x7F80, INFINITY},
                  {"BF16", 0x4049, 3.140625},
                  {"F32", 0xFF61B1E6, (double)-3e38f},
@@ -418,30 +406,20 @@ static void test_safetensors_refused(Tests* t) {
                                "\"x\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]},"
                                "\"y\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[8,9]}}";
     static const TextChange changes[] = {
-        {"{", "{", NULL},
         {"}}", "}}   ", NULL},
         {"[8,9]", "[7,8]", "\"y\": begins at byte"},
-        {"\"shape\":[2,1],\"data_offsets\":[0,8]", "\"shape\":[1],\"data_offsets\":[0,4]", "\"y\": begins at byte"},
-        {"U8\",\"shape\":[],\"data_offsets\":[8,9]", "U8\",\"shape\":[0],\"data_offsets\":[8,8]", "1 bytes at its end"},
         {"[8,9]", "[8,10]", "\"y\": bytes 8 to 10 are not inside"},
         {"[0,8]", "[8,0]", "\"x\": bytes 8 to 0"},
         {"[2,1]", "[3]", "do not fit its 8 bytes"},
         {"F32", "F31", "dtype \"F31\""},
-        {"F32", "I32", "its dtype is I32"},
         {"[2,1]", "[-2]", "its entry is not"},
-        {"[2,1]", "[2.0]", "its entry is not"},
-        {"[2,1]", "[4294967296,4294967296]", "its entry is not"},
         {"[2,1]", "[4611686018427387904]", "do not fit its 8 bytes"},
         {"[2,1]", "[1,1,1,1,1,1,1,1,2]", "9 dimensions"},
         {"[0,8]", "[0]", "its entry is not"},
-        {"[0,8]", "[0,\"8\"]", "its entry is not"},
-        {"\"shape\":[],", "", "its entry is not"},
         {"\"shape\":[],", "\"shape\":[],\"z\":1,", "its entry is not"},
-        {"{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[8,9]}", "[1]", "its entry is not"},
         {"\"y\"", "\"x\"", "occurs twice"},
         {"\"y\"", "\"y\\u0000\"", "its entry is not"},
         {"\"b\"", "1", "__metadata__"},
-        {"{\"a\":\"b\"}", "[]", "__metadata__"},
         {"{", " {", "not a JSON object"},
         {"F32\"", "F32", "not valid JSON"},
     };
@@ -454,12 +432,8 @@ static void test_safetensors_refused(Tests* t) {
     char* path = put_tensors(t, good);
     Text whole = file_text(path);
     expect_changes(t, &whole, "x.safetensors", lengths, COUNT_OF(lengths), read_tensors);
-    expect_any_damage(t, &whole, "x.safetensors", whole.length - TENSOR_BYTES, read_tensors);
-    free(put_file(t, "x.safetensors", "1234567", 7));
-    expect_end(t, USAGE, "safetensors: seven bytes", "7 bytes are too few", read_tensors, path);
     unlink(path);
     expect_end(t, USAGE, "safetensors: no file", "No such file", read_tensors, path);
-    expect_end(t, USAGE, "safetensors: a directory", "not a regular file", read_tensors, t->directory);
     free(path), free(whole.text);
 }
 
@@ -495,9 +469,7 @@ static void test_tokenizer(Tests* t) {
         {"\"id\":9,", "", "token \"<|endoftext|>\": its id"},
         {"\"a\":0", "\"a\":2", "its id 2 is also another token's"},
         {"\"a\":0", "\"a\":-1", "token \"a\": its id"},
-        {"\"a\":0", "\"a\":\"1\"", "token \"a\": its id"},
         {"\"a\":0", "\"a\":999999999", "token \"a\": its id"},
-        {"}}}", "}}", "not valid JSON"},
     };
     Tokenizer k;
     size_t n;
@@ -517,85 +489,48 @@ static void test_tokenizer(Tests* t) {
 // Sentences
 
 // A data set whose tokens identify their place: token i of all files has the id FIRST_TOKEN + i.
-enum { PAD, UNK, CLS, SEP, MASK, FIRST_TOKEN };
+enum { PAD, UNK, CLS, SEP, MASK, FIRST_TOKEN, MADE_V = 330000 };
 
 typedef struct {
-    int tokens, documents;
-    int *document, *sentence;  // [tokens]
-    int* sentences;            // [documents]
+    Tokens document, sentence;  // of each token
+    Tokens sentences;           // of each document
 } Made;
 
-static uint32_t made_random(int i, uint32_t of) { return philox((uint32_t)i, of, 0, 0, 12345).v[0]; }
-static int made_continues(int id) { return id >= FIRST_TOKEN && made_random(id, 1) % 3 == 0; }
+static int made_random(size_t i, int of) { return (int)(philox((uint32_t)i, (uint32_t)of, 0, 0, 12345).v[0] >> 1); }
+static int made_continues(int id) { return id >= FIRST_TOKEN && made_random((size_t)id, 1) % 3 == 0; }
+static void tokens_put(Tokens* t, int id) { tokens_add(t, &id, 1); }
 
 // `files` files of `documents` documents each, as DIRECTORY/s0.bin ...; every seventh document is one sentence.
 static Made make_sentences(Tests* t, int files, int documents) {
-    enum { MOST_SENTENCES = 40, MOST_LENGTH = 50 };
-    int most = files * documents * MOST_SENTENCES, V = FIRST_TOKEN, token = 0, *ints = NULL;
-    Made m = {0, files * documents, NULL, NULL, (int*)xcalloc((size_t)(files * documents), sizeof(int))};
-    for (int d = 0, s = 0; d < m.documents; d++) {
-        m.sentences[d] = d % 7 == 0 ? 1 : 1 + (int)(made_random(d, 2) % MOST_SENTENCES);
-        for (int i = 0; i < m.sentences[d]; i++) V += 1 + (int)(made_random(s++, 3) % MOST_LENGTH);
-    }
-    m.tokens = V - FIRST_TOKEN;
-    m.document = (int*)xmalloc((size_t)m.tokens * sizeof(int)),
-    m.sentence = (int*)xmalloc((size_t)m.tokens * sizeof(int));
-    ints = (int*)xcalloc((size_t)(m.tokens + most + documents + 1 + (int)sentences_words(V)), sizeof(int));
-    int* tokens = ints;
-    uint32_t *begin = (uint32_t*)ints + m.tokens, *first = begin + most, *continues = first + documents + 1;
-    for (int id = 0; id < V; id++) continues[id / 32] |= (uint32_t)made_continues(id) << (id % 32);
+    static uint32_t continues[(MADE_V + 31) / 32];
+    Made m = {{NULL, 0, 0}, {NULL, 0, 0}, {NULL, 0, 0}};
+    for (int id = 0; id < MADE_V; id++) continues[id / 32] |= (uint32_t)made_continues(id) << (id % 32);
     for (int f = 0, s = 0; f < files; f++) {
-        SentencesHeader h = {0, 0, 0, V, PAD, UNK, CLS, SEP, MASK};
+        Tokens tokens = {NULL, 0, 0}, begin = {NULL, 0, 0}, first = {NULL, 0, 0};
         for (int d = f * documents; d < (f + 1) * documents; d++) {
-            first[h.documents++] = h.sentences;
-            for (int k = 0; k < m.sentences[d]; k++) {
-                begin[h.sentences++] = h.tokens;
-                for (uint32_t n = 1 + made_random(s++, 3) % MOST_LENGTH; n > 0; n--, token++) {
-                    tokens[h.tokens++] = FIRST_TOKEN + token;
-                    m.document[token] = d, m.sentence[token] = k;
+            int sentences = d % 7 == 0 ? 1 : 1 + made_random((size_t)d, 2) % 40;
+            tokens_put(&m.sentences, sentences);
+            tokens_put(&first, (int)begin.count);
+            for (int k = 0; k < sentences; k++) {
+                tokens_put(&begin, (int)tokens.count);
+                for (int n = 1 + made_random((size_t)s++, 3) % 50; n > 0; n--) {
+                    tokens_put(&tokens, FIRST_TOKEN + (int)m.document.count);
+                    tokens_put(&m.document, d), tokens_put(&m.sentence, k);
                 }
             }
         }
-        begin[h.sentences] = h.tokens, first[h.documents] = h.sentences;
+        SentencesHeader h = {0, 0, (uint32_t)first.count, MADE_V, PAD, UNK, CLS, SEP, MASK};
+        h.tokens = (uint32_t)tokens.count, h.sentences = (uint32_t)begin.count;
+        tokens_put(&begin, (int)tokens.count), tokens_put(&first, (int)begin.count - 1);
         Path path = path_of("%s/s%d.bin", t->directory, f);
-        if (sentences_write(path.text, h, tokens, begin, first, continues) != 0)
-            die(FAILED, "%s: %s", path.text, strerror(errno));
+        CHECK(m.document.count < MADE_V - FIRST_TOKEN);
+        CHECK(sentences_write(path.text, h, tokens.id, (uint32_t*)begin.id, (uint32_t*)first.id, continues) == 0);
+        free(tokens.id), free(begin.id), free(first.id);
     }
-    free(ints);
     return m;
 }
 
-static void made_free(Made* m) { free(m->document), free(m->sentence), free(m->sentences); }
-
-// More than 2^31 tokens in more than 2^32 bytes, most of them a hole: starts of sentences, and tokens at the end.
-static void test_sentences_beyond_32_bits(Tests* t) {
-    enum { LAST = 20, V = 1000 };
-    const uint32_t tokens = 3000000001u;
-    const int32_t header[SHARD_HEADER_INTS] = {
-        SENTENCES_MAGIC, SENTENCES_VERSION_UINT16, (int32_t)tokens, 3, 2, V, PAD, UNK, CLS, SEP, MASK};
-    struct {
-        uint16_t hole, tokens[LAST], round;  // an odd number of tokens, rounded up to 4 bytes
-        uint32_t begin[4], first[3], continues[32];
-    } end = {.begin = {0, tokens - LAST, tokens - 5, tokens}, .first = {0, 2, 3}};
-    char* path = put_shard(t, "s_large.bin", 0, 1, 2);
-    for (int i = 0; i < LAST; i++) end.tokens[i] = (uint16_t)(100 + i);
-    uint64_t tokens_end = SHARD_HEADER_BYTES + round_up(2 * (uint64_t)tokens, 4);
-    if (put_bytes(t, path, &end, sizeof(end), tokens_end - (LAST + 2) * sizeof(uint16_t)) &&
-        put_bytes(t, path, header, sizeof(header), 0)) {
-        int got[12];
-        Sentences s;
-        sentences_open(&s, path);
-        EXPECT(t, s.documents == 2 && s.files.tokens == tokens && s.document[0].sentences == 2);
-        EXPECT(t, sentences_length(&s, 0, 0, 1) == tokens - LAST && sentences_length(&s, 1, 0, 1) == 5);
-        sentences_read(got, &s, 0, 1, 3, 12, NULL);
-        for (int i = 0; i < 12; i++) EXPECT_EQ(t, got[i], 103 + i);
-        sentences_read(got, &s, 1, 0, 0, 5, NULL);
-        for (int i = 0; i < 5; i++) EXPECT_EQ(t, got[i], 115 + i);
-        sentences_close(&s);
-    }
-    unlink(path);
-    free(path);
-}
+static void made_free(Made* m) { free(m->document.id), free(m->sentence.id), free(m->sentences.id); }
 
 static void read_sentences(const char* pattern) {
     Sentences s;
@@ -621,39 +556,32 @@ static void test_sentences_refused(Tests* t) {
         {"a special token outside the vocabulary", 40, 4, 9, 0, "a special token the id 9"},
         {"no documents", 16, 4, 0, -8, "contains no documents"},
         {"another file", 0, 4, SENTENCES_MAGIC ^ 1, 0, "is not a file of sentences"},
-        {"truncated", 0, 0, 0, -1, "truncated"},
     };
     static const int tokens[] = {5, 6, 7, 8};
     static const uint32_t begin[] = {0, 3, 4}, first[] = {0, 1, 2}, none = 0;
     SentencesHeader h = {4, 2, 2, 9, PAD, UNK, CLS, SEP, MASK};
-    char *path = path_in(t, "good.bin"), *shard = put_shard(t, "shard.bin", 0, 10, 2), *why;
+    char* path = path_in(t, "good.bin");
     EXPECT(t, sentences_write(path, h, tokens, begin, first, &none) == 0);
     Text good = file_text(path);
-    h.V = 10;
-    EXPECT(t, sentences_write(named("%s/wide.bin", t->directory), h, tokens, begin, first, &none) == 0);
-    EXPECT(t, !ends_with(DONE, NULL, read_sentences, named("%s/[gw]*.bin", t->directory), &why));
-    EXPECT(t, strstr(why, "its vocabulary differs"));
     expect_changes(t, &good, "sentences.bin", changes, COUNT_OF(changes), read_sentences);
     expect_any_damage(t, &good, "sentences.bin", 44, read_sentences);
-    expect_end(t, USAGE, "sentences: a shard", "without sentences", read_sentences, shard);
     EXPECT(t, sentences_write("/dev/full", h, tokens, begin, first, &none) == -1 && errno == ENOSPC);
-    free(why), free(path), free(shard), free(good.text);
+    free(path), free(good.text);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Batches of masked sentences
 
 typedef struct {
-    int64_t tokens, sequences, masked, as_mask, as_random, from_lower_half, as_itself, pairs, random_pairs, adjoining,
-        full, cut_words;
+    int64_t tokens, sequences, masked, as_mask, as_random, from_lower_half, as_itself, pairs, random_pairs, adjoining;
 } MlmCounts;
 
 // The rows of a segment have consecutive tokens of one document.
 static int is_segment(const Made* m, const int* text, int begin, int end) {
     for (int i = begin; i < end; i++) {
         int at = text[i] - FIRST_TOKEN;
-        if (at < 0 || at >= m->tokens || m->document[at] != m->document[text[begin] - FIRST_TOKEN]) return 0;
-        if (i > begin && text[i] != text[i - 1] + 1) return 0;
+        if (at < 0 || at >= (int)m->document.count || text[i] != text[begin] + i - begin) return 0;
+        if (m->document.id[at] != m->document.id[text[begin] - FIRST_TOKEN]) return 0;
     }
     return end > begin;
 }
@@ -666,24 +594,22 @@ static void check_sequence(Tests* t, MlmCounts* c, const Made* m, const MlmData*
     EXPECT(t, length >= 3 + 2 * next && length <= min_int(data->T, b->max_length));
     EXPECT(t, text[begin] == CLS && text[end - 1] == SEP);
     while (sep < end - 1 && text[sep] != SEP) sep++;
-    EXPECT(t, next ? sep < end - 1 : sep == end - 1);
+    EXPECT(t, next ? sep < end - 1 : sep == end - 1 && label == -1);
     EXPECT(t, is_segment(m, text, begin + 1, sep) && (!next || is_segment(m, text, sep + 1, end - 1)));
     for (int i = begin; i < end; i++)
         EXPECT(t, b->sequence[i] == s && b->position[i] == i - begin && b->types[i] == (i > sep));
-    if (t->is_bad) return;
-    c->full += length == data->T;
-    if (!next) EXPECT_EQ(t, label, -1);
-    if (!next) return;
-    int a_last = text[sep - 1] - FIRST_TOKEN, b_first = text[sep + 1] - FIRST_TOKEN, document = m->document[a_last];
+    if (t->is_bad || !next) return;
+    int a_last = text[sep - 1] - FIRST_TOKEN, b_first = text[sep + 1] - FIRST_TOKEN, document = m->document.id[a_last];
+    int has_next = m->sentences.id[document] > 1, adjoins = b_first == a_last + 1;
     // The label is correct, and B follows A directly in a pair that was not cut.
-    EXPECT_EQ(t, label, m->document[b_first] != document);
-    if (label == 0) EXPECT(t, b_first > a_last && m->sentence[b_first] > m->sentence[text[begin + 1] - FIRST_TOKEN]);
+    EXPECT_EQ(t, label, m->document.id[b_first] != document);
+    EXPECT(t, label || (b_first > a_last && m->sentence.id[b_first] > m->sentence.id[text[begin + 1] - FIRST_TOKEN]));
     if (label == 0 && length < data->T && !data->order)
-        EXPECT(t, b_first == a_last + 1 && m->sentence[b_first] == m->sentence[a_last] + 1);
-    if (m->sentences[document] == 1) EXPECT_EQ(t, label, 1);
-    c->adjoining += label == 0 && b_first == a_last + 1;
-    c->pairs += m->sentences[document] > 1;
-    c->random_pairs += m->sentences[document] > 1 && label;
+        EXPECT(t, adjoins && m->sentence.id[b_first] == m->sentence.id[a_last] + 1);
+    EXPECT(t, has_next || label);
+    c->adjoining += label == 0 && adjoins;
+    c->pairs += has_next;
+    c->random_pairs += has_next && label;
 }
 
 static void check_batch(Tests* t, MlmCounts* c, const Made* m, const MlmData* data, const MlmBatch* b) {
@@ -698,21 +624,19 @@ static void check_batch(Tests* t, MlmCounts* c, const Made* m, const MlmData* da
         text[row] = b->targets[i];
         is_masked[row] = 1;
         c->as_mask += token == MASK, c->as_itself += token == b->targets[i], c->as_random += is_random;
-        c->from_lower_half += is_random && token < data->text.vocabulary.V / 2;
+        c->from_lower_half += is_random && token < MADE_V / 2;
     }
     EXPECT(t, b->cu_seqlens[0] == 0 && b->cu_seqlens[b->count] == b->rows);
-    for (int s = 0, k = 0; s < b->count && !t->is_bad; s++) {
+    for (int s = 0; s < b->count && !t->is_bad; s++) {
         int begin = b->cu_seqlens[s], end = b->cu_seqlens[s + 1], length = end - begin, n = 0, cut = 0;
-        for (; k < b->masked && b->masked_rows[k] < end; k++) n++;
+        for (int i = begin; i < end; i++) n += is_masked[i];
         EXPECT_EQ(t, n, min_int(max_int(1, (int)nearbyint(0.15 * length)), data->recipe.max_predictions));
         squares += (int64_t)length * length;
         check_sequence(t, c, m, data, b, text, s);
         // A mask covers whole words, except for one word that filled up the count.
         for (int i = begin + 1; i < end; i++)
-            cut +=
-                text[i - 1] != CLS && text[i - 1] != SEP && made_continues(text[i]) && is_masked[i] != is_masked[i - 1];
-        if (data->recipe.whole_words) EXPECT(t, cut <= 1);
-        c->cut_words += cut;
+            cut += text[i - 1] >= FIRST_TOKEN && made_continues(text[i]) && is_masked[i] != is_masked[i - 1];
+        EXPECT(t, !data->recipe.whole_words || cut <= 1);
     }
     EXPECT_EQ(t, squares, b->sum_sq_len);
     c->tokens += b->rows, c->sequences += b->count, c->masked += b->masked;
@@ -732,15 +656,11 @@ static MlmRecipe published_recipe(void) { return (MlmRecipe){20, 0.15, 0, 1, 0, 
 static void test_mlm_recipes(Tests* t) {
     static const struct {
         MlmRecipe recipe;
-        int T, B;
-        double least_full, most_length, least_cut,
-            most_cut;  // of a sequence: is it full, its length, words cut by masks
-    } cases[] = {
-        {{20, 0.15, 0, 1, 0, 0.1}, 128, 32, 0.6, 128, 0.1, 20}, {{20, 0.15, 0, 1, 0, 1}, 128, 7, 0, 100, 0, 20},
-        {{3, 0.15, 0, 1, 0, 0.1}, 64, 16, 0, 64, 0, 20},        {{20, 0.15, 1, 1, 0, 0.1}, 128, 32, 0, 128, 0, 0.02},
-        {{20, 0.15, 1, 0, 0, 0.1}, 16, 32, 0, 16, 0, 1},  // one or two masks: a word is often too long
-        {{20, 0.15, 0, 0, 0, 0.1}, 128, 32, 0, 128, 0, 20},     {{1, 0.15, 0, 0, 0, 0.1}, 8, 32, 0, 8, 0, 20},
-        {{39, 0.15, 0, 1, 3, 0.1}, 256, 8, 0, 256, 0, 39}};
+        int T, B, least, most;  // tokens of a sequence on average
+    } cases[] = {{{20, 0.15, 0, 1, 0, 0.1}, 128, 32, 100, 128}, {{20, 0.15, 0, 1, 0, 1}, 128, 7, 0, 100},
+                 {{3, 0.15, 0, 1, 0, 0.1}, 64, 16, 0, 64},      {{20, 0.15, 1, 1, 0, 0.1}, 128, 32, 0, 128},
+                 {{20, 0.15, 1, 0, 0, 0.1}, 16, 32, 0, 16},     {{1, 0.15, 0, 0, 0, 0.1}, 8, 32, 0, 8},
+                 {{39, 0.15, 0, 1, 3, 0.1}, 256, 8, 0, 256}};
     Made m = make_sentences(t, 2, 300);
     Path pattern = path_of("%s/s*.bin", t->directory);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -761,52 +681,24 @@ static void test_mlm_recipes(Tests* t) {
         expect_share(t, "same token", c.as_itself, c.masked, 0.1);
         expect_share(t, "random next sentence", c.random_pairs, c.pairs, 0.5);
         EXPECT_EQ(t, c.adjoining > 0, cases[i].recipe.next_sentence);
-        double n = (double)c.sequences, cut = (double)c.cut_words / n;
-        EXPECT(t, (double)c.full / n >= cases[i].least_full && (double)c.tokens / n <= cases[i].most_length);
-        EXPECT(t, cut >= cases[i].least_cut && cut <= cases[i].most_cut);
+        EXPECT(t, c.tokens >= c.sequences * cases[i].least && c.tokens <= c.sequences * cases[i].most);
         mlm_batch_free(&b), mlm_close(&data);
     }
     made_free(&m);
 }
 
-// The sequences of rows [index, index + n), built B rows at a time.
-static Text sequences_of(const MlmData* data, uint64_t index, int n, int B) {
-    Text all = {NULL, 0, 0};
-    MlmBatch b;
-    mlm_batch_alloc(&b, B, data->T, data->recipe.max_predictions);
-    for (int at = 0; at < n; at += B) {
-        mlm_batch_build(&b, data, index + (uint64_t)at, B);
-        for (int i = 0, s = 0, mask = 0; i < b.rows; i++) {
-            if (i == b.cu_seqlens[s]) text_printf(&all, "\n%d:", b.next_targets[s++]);
-            text_printf(&all, " %d", b.tokens[i]);
-            if (mask < b.masked && b.masked_rows[mask] == i) text_printf(&all, "=%d", b.targets[mask++]);
-        }
-    }
-    mlm_batch_free(&b);
-    return all;
-}
-
-static int same_text(Text a, Text b) {
-    int same = strcmp(a.text, b.text) == 0;
-    free(a.text), free(b.text);
-    return same;
-}
-
-// Batches are the same however they are cut, also over the end of an epoch. Every epoch visits each row once, in an
-// order and with masks of its own.
+// Every epoch visits each row once, in an order and with masks of its own, which are others for another seed. That
+// batches are the same however they are cut is a row of dev/test/equal.txt.
 static void test_mlm_stream(Tests* t) {
-    enum { ROWS = 120 };
     Made m = make_sentences(t, 2, 60);
     Path pattern = path_of("%s/s*.bin", t->directory);
     for (int pack = 1; pack <= 3; pack += 2) {
         MlmRecipe r = published_recipe();
         MlmData data, other;
+        MlmBatch b[2];
         r.pack = pack;
         mlm_open(&data, pattern.text, 96, r, 7), mlm_open(&other, pattern.text, 96, r, 8);
-        uint64_t n = mlm_sequences(&data), start = n - 30, at[2] = {0, 0}, as_before = 0, as_other = 0;
-        for (int B = 4; B <= 24; B += 20)
-            EXPECT(t, same_text(sequences_of(&data, start, ROWS, B), sequences_of(&data, start, ROWS, 1)));
-        EXPECT(t, !same_text(sequences_of(&other, start, ROWS, 8), sequences_of(&data, start, ROWS, 1)));
+        uint64_t n = mlm_sequences(&data), as_before = 0, as_other = 0;
         EXPECT(t, (uint64_t)mlm_count(&data, n, n) >= n && mlm_fingerprint(&data) == mlm_fingerprint(&other));
         unsigned char* seen = (unsigned char*)xcalloc((size_t)n, 1);
         for (uint64_t i = 0; i < 2 * n; i++) {
@@ -814,10 +706,13 @@ static void test_mlm_stream(Tests* t) {
             EXPECT_EQ(t, seen[row]++, i / n);
             as_before += i >= n && row == mlm_row(&data, i - n);
             as_other += row == mlm_row(&other, i);
-            if (row == 11) at[i / n] = i;
+            if (row != 11) continue;
+            mlm_batch_alloc(&b[i / n], 1, 96, r.max_predictions);
+            mlm_batch_build(&b[i / n], &data, i, 1);
         }
         EXPECT(t, as_before < n / 4 && as_other < n / 4);
-        EXPECT(t, !same_text(sequences_of(&data, at[0], 1, 1), sequences_of(&data, at[1], 1, 1)));
+        EXPECT(t, memcmp(b[0].tokens, b[1].tokens, (size_t)min_int(b[0].rows, b[1].rows) * sizeof(int)) != 0);
+        for (int i = 0; i < 2; i++) mlm_batch_free(&b[i]);
         free(seen), mlm_close(&data), mlm_close(&other);
     }
     made_free(&m);
@@ -878,29 +773,20 @@ static void expect_words(Tests* t, const WordPiece* w, const char* text, const c
 // Words and their tokens, as `tokenizers` 0.23 has them. dev/test/check_wordpiece.py compares every character, and all
 // that tokenizer_config.json may say of case, accents and ideographs.
 static void test_wordpiece(Tests* t) {
-    static const char vocabulary[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nun\n##aff\n##able\ncafe\n!\n,"
-                                     "\n\xe4\xb8\xad\n\xce\xb1\n##\xcf\x83\n[\n]\n"
-                                     "mask\na\n##a\n\xe0\xa6\x95\n##\xe0\xa7\x87\n##\xe0\xa6\xbe\n\xe8\xb1\x88\n"
-                                     "\xc3\x89\n##\xe4\xb8\xad\nE\n##\xcc\x81\ne\n##e\n";
+    static const char vocabulary[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nun\n##aff\n##able\ncafe\n!\n,\n[\n]\n"
+                                     "mask\na\n\xe4\xb8\xad\n##\xe4\xb8\xad\n\xc3\x89\nE\n##\xcc\x81\ne\n##e\n";
     static const char* const cases[][2] = {
-        {"", ""},
         {"The UNAFFABLE  caf\xc3\xa9!", "the un ##aff ##able cafe !"},
         {"unaff,unx the", "un ##aff , [UNK] the"},
         {"the[MASK]the [mask] [MASK][SEP]", "the [MASK] the [ mask ] [MASK] [SEP]"},
-        {"aa\xe4\xb8\xad", "a ##a \xe4\xb8\xad"},
-        {"\xce\x91\xce\xa3 \xce\xac\xcc\x88\xcf\x83", "\xce\xb1 ##\xcf\x83 \xce\xb1 ##\xcf\x83"},
         {"the\xc2\xad\xe2\x80\x8b\x01 the\xc2\xa0the\xff\xe3\x80", "the the the"},
-        // A vowel sign of two parts, a CJK compatibility ideograph.
-        {"\xe0\xa6\x95\xe0\xa7\x8b \xef\xa4\x80", "\xe0\xa6\x95 ##\xe0\xa7\x87 ##\xe0\xa6\xbe \xe8\xb1\x88"},
     };
     static const char rules_text[] = "\xc3\x89 E\xcc\x81 a\xe4\xb8\xad"
                                      "e [MASK]\xc3\x89";
     static const char* const rules[][2] = {
-        {"{\"do_lower_case\": true, \"strip_accents\": null}", "e e a \xe4\xb8\xad e [MASK] e"},
         {"{\"do_lower_case\": true, \"strip_accents\": false}", "[UNK] e ##\xcc\x81 a \xe4\xb8\xad e [MASK] [UNK]"},
         {"{\"do_lower_case\": false, \"tokenize_chinese_chars\": false}",
          "\xc3\x89 E ##\xcc\x81 a ##\xe4\xb8\xad ##e [MASK] \xc3\x89"},
-        {"{\"do_lower_case\": false, \"strip_accents\": true}", "E E a \xe4\xb8\xad e [MASK] E"},
     };
     static const int ids[] = {5, 6, 7, 8, 11, 9, 10, 4, 99, -1};
     WordPiece w;
@@ -930,28 +816,22 @@ static void test_wordpiece(Tests* t) {
     "{\"added_tokens\": [{\"id\": 4, \"content\": \"[MASK]\", \"lstrip\": false}, {\"id\": 3, \"content\": "           \
     "\"[SEP]\"}, "                                                                                                     \
     "{\"id\": 2, \"content\": \"[CLS]\"}, {\"id\": 1, \"content\": \"[UNK]\"}, {\"id\": 0, \"content\": \"[PAD]\"}], " \
-    "\"normalizer\": {\"type\": \"BertNormalizer\", \"lowercase\": true, \"strip_accents\": null, \"clean_text\": "    \
-    "true, "                                                                                                           \
-    "\"handle_chinese_chars\": true}, \"pre_tokenizer\": {\"type\": \"BertPreTokenizer\"}, \"model\": {\"type\": "     \
-    "\"WordPiece\", \"unk_token\": \"[UNK]\", \"continuing_subword_prefix\": \"##\", \"max_input_chars_per_word\": "   \
-    "100, "                                                                                                            \
-    "\"vocab\": {\"##s\": 7, \"[PAD]\": 0, \"[UNK]\": 1, \"[CLS]\": 2, \"[SEP]\": 3, \"[MASK]\": 4, \"the\": 5, "      \
-    "\"Caf\u00e9\": 6, \"cafe\": 8}}}"
+    "\"normalizer\": {\"type\": \"BertNormalizer\", \"lowercase\": true, \"strip_accents\": null, "                    \
+    "\"clean_text\": true, \"handle_chinese_chars\": true}, \"pre_tokenizer\": {\"type\": \"BertPreTokenizer\"}, "     \
+    "\"model\": {\"type\": \"WordPiece\", \"unk_token\": \"[UNK]\", \"continuing_subword_prefix\": \"##\", "           \
+    "\"max_input_chars_per_word\": 100, \"vocab\": {\"##s\": 7, \"[PAD]\": 0, \"[UNK]\": 1, \"[CLS]\": 2, "            \
+    "\"[SEP]\": 3, \"[MASK]\": 4, \"the\": 5, \"Caf\u00e9\": 6, \"cafe\": 8}}}"
 
 static void test_wordpiece_json(Tests* t) {
     static const TextChange changes[] = {
         {"\"BertNormalizer\"", "\"Sequence\"", "normalizer's \"type\" is \"Sequence\"; only \"BertNormalizer\""},
         {"\"lowercase\"", "\"x\"", "key \"lowercase\": missing"},
-        {"\"strip_accents\": null", "\"strip_accents\": 1", "key \"strip_accents\": is a number"},
         {"\"clean_text\": true", "\"clean_text\": false", "\"clean_text\""},
         {"BertPreTokenizer", "Whitespace", "pre_tokenizer's \"type\" is \"Whitespace\""},
-        {"WordPiece", "BPE", "model's \"type\" is \"BPE\"; only \"WordPiece\""},
         {"\"unk_token\": \"[UNK]\"", "\"unk_token\": \"<unk>\"", "\"unk_token\" is \"<unk>\""},
         {"prefix\": \"##\"", "prefix\": \"@\"", "prefix\" is \"@\""},
         {"per_word\": 100", "per_word\": 9", "\"max_input_chars_per_word\" is 9"},
-        {"\"vocab\":", "\"vocab\": [], \"x\":", "key \"vocab\": is an array"},
         {"\"vocab\":", "\"vocab\": {}, \"x\":", "has no [PAD]"},
-        {"\"the\": 5", "\"the\": -1", "token \"the\": its id is not an integer"},
         {"\"the\": 5", "\"the\": 9", "token \"the\": its id 9 is not below"},
         {"\"the\": 5", "\"the\": 4", "token \"the\": its id 4 is also"},
         {"{\"id\": 4", "{\"id\": 9, \"content\": \"<x>\"}, {\"id\": 4",
@@ -959,7 +839,6 @@ static void test_wordpiece_json(Tests* t) {
         {"{\"id\": 4", "{\"id\": 3", "added token [MASK] with the id 3"},
         {"\"lstrip\": false", "\"lstrip\": true", "[MASK]'s \"lstrip\" is true"},
         {", {\"id\": 0, \"content\": \"[PAD]\"}", "", "has no added token for one of [PAD]"},
-        {"\"model\"", "\"x\"", "key \"model\": missing"},
     };
     WordPiece w;
     free(put_tokenizer(t, WORDPIECE));
@@ -1029,7 +908,7 @@ int main(int argc, char** argv) {
         {"shards/refused", test_shards_refused},
         {"batch_lm/mask", test_batch_mask},
         {"batch_lm/shuffle", test_batch_shuffle},
-        {"sentences/beyond_32_bits", test_sentences_beyond_32_bits},
+        {"val_entropy", test_val_entropy},
         {"sentences/refused", test_sentences_refused},
         {"batch_mlm/recipes", test_mlm_recipes},
         {"batch_mlm/stream", test_mlm_stream},

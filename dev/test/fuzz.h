@@ -1,17 +1,9 @@
 /* What either trainer, a source of its own (fuzz_trainer.c), gives the fuzzer to read with: functions of a path, which
- * end the process where they refuse. Include it before everything else. */
+ * end the process where they refuse. */
 #ifndef FUZZ_H
 #define FUZZ_H
 
-#include <stdlib.h>
-
-// A reader refuses its input by ending the process. Here that ends the attempt, and the next input has its turn.
-__attribute__((noreturn)) void fuzz_exit(int status);
-#define exit(status) fuzz_exit(status)
-
 typedef enum {
-    FUZZ_DESCRIPTOR,    // a file with what -e L=4,C=128,... says
-    FUZZ_CONFIG,        // config.json
     FUZZ_COMMAND_LINE,  // a file of flags, and the plan that they mean
     FUZZ_MODEL,         // a model's directory, on validation data
     FUZZ_RUN,           // the directory of a run, which is resumed or begun

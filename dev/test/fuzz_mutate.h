@@ -76,28 +76,26 @@ static inline size_t token_at(const Text* t, size_t at, size_t* begin) {
 }
 
 static inline void mutate_text(Text* t, Draws* d) {
-    size_t begin, from, end = token_at(t, draw(d, t->length), &begin), kind = draw(d, 9);
+    size_t begin, from, end = token_at(t, draw(d, t->length), &begin), kind = draw(d, 8);
     size_t to = token_at(t, draw(d, t->length), &from), next = min_size(end + 1, t->length);
-    char number[32], *rest = t->text + begin;
-    long long value = strtoll(t->text + begin, &rest, 10);
-    int digits = snprintf(number, sizeof number, "%lld", (long long)((uint64_t)value + draw(d, 9) - 4));
+    Text word = odd_word(d);
+    char number[32], *rest;
     if (t->length == 0 || kind == 0) {
         mutate_bytes(t, d);
     } else if (kind < 4) {
-        Text word = odd_word(d);
         text_splice(t, begin, end - begin, word.text, word.length);
-        free(word.text);
     } else if (kind == 4) {  // another number nearby
+        uint64_t value = (uint64_t)strtoll(t->text + begin, &rest, 10) + draw(d, 9) - 4;
+        int digits = snprintf(number, sizeof number, "%lld", (long long)value);
         if (rest != t->text + begin) text_splice(t, begin, (size_t)(rest - t->text) - begin, number, (size_t)digits);
     } else if (kind == 5) {
         text_splice(t, begin, next - begin, "", 0);
     } else if (kind == 6) {  // another token in its place
         text_splice(t, begin, end - begin, t->text + from, to - from);
-    } else if (kind == 7) {  // what comes between two tokens, here again
-        if (from < end) text_splice(t, end, 0, t->text + from, end - from);
-    } else {  // up to another token, all is gone
-        if (begin < to) text_splice(t, begin, min_size(to - begin, 200), "", 0);
+    } else if (from < end) {  // what comes between two tokens, here again
+        text_splice(t, end, 0, t->text + from, end - from);
     }
+    free(word.text);
 }
 
 // A safetensors file: most often its header, whose length is then corrected most often.

@@ -27,17 +27,6 @@
 #endif
 #undef main
 
-static void read_descriptor(const char* path) {
-    enum { DATA_V = 300 };
-    Config c = config_from_descriptor(read_file(path, SIZE_MAX, NULL, USAGE), DATA_V);
-    CHECK(c.C % c.NH == 0 && c.L > 0 && c.V > 0 && c.T > 0 && c.F > 0);
-}
-
-static void read_config(const char* path) {
-    Config c = config_read(path);
-    CHECK(c.C > 0 && c.NH > 0 && c.C % c.NH == 0);
-}
-
 // A table has as many elements as its shapes say in double, which does not overflow.
 static void check_plan(const Trainer* r) {
     const TensorTable* tables[] = {&r->model.buffers.table, &r->model.buffers.acts_table,
@@ -115,4 +104,4 @@ static void train(const char* path, const char* flags) {
 static void read_run(const char* path) { train(path, "-y 1"); }
 static void make_run(const char* path) { train(path, "-x 4 -n 1 -nk 0"); }
 
-FuzzTrainer FUZZ_THIS = {read_descriptor, read_config, read_command_line, read_model, read_run, make_run};
+FuzzTrainer FUZZ_THIS = {read_command_line, read_model, read_run, make_run};

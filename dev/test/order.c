@@ -104,11 +104,11 @@ typedef struct {
     real* grads;     // step number s: 10 s, summed 20 s
     floatX* params;  // after the update of step s: s
     real norm;       // 7 s, summed 14 s, from the summed gradients
-    int wrong, zero;
+    int wrong;
     FlatRange shard;
 } Toy;
 
-static void toy_open(Toy* toy, int zero) {
+static void toy_open(Toy* toy) {
     const int dims[] = {0, 96, 5};
     const TensorRow front = {"front", 0, {1, 2}}, inner = {"h.%d", 0, {1, 2}}, back = {"back", 0, {1, 0}};
     memset(toy, 0, sizeof *toy);
@@ -118,7 +118,6 @@ static void toy_open(Toy* toy, int zero) {
     tensors_finish(&toy->table);
     toy->grads = (real*)xcalloc(toy->table.elements, sizeof(real));
     toy->params = (floatX*)xcalloc(toy->table.elements, sizeof(floatX));
-    toy->zero = zero;
 }
 
 static void toy_close(Toy* toy) {
@@ -139,15 +138,15 @@ static void toy_do(Toy* toy, const Task* t) {
         for (size_t i = 0; i < t->n; i++) ((real*)t->values)[i] *= 2;
     if (t->kind == BROADCAST && t->root != ME)  // the other rank is at the step of this one's parameters
         for (size_t i = 0; i < t->n; i++) ((floatX*)t->values)[i] = toy->params[toy->shard.begin];
-    if (t->kind == BACKWARD_PASS)
-        for (size_t i = 0; i < part.size; i++) toy->grads[part.begin + i] = (real)(10 * t->step);
-    for (size_t i = 0; t->kind == NORM && i < part.size; i++)
-        toy->wrong += toy->grads[part.begin + i] != (real)(20 * t->step);
-    if (t->kind == NORM) toy->norm = (real)(7 * t->step);
     if (t->kind == UPDATE) toy->wrong += toy->norm != (real)(14 * t->step);
-    for (size_t i = 0; t->kind == UPDATE && i < part.size; i++) toy->params[part.begin + i] = (floatX)t->step;
-    for (size_t i = 0; t->kind == FORWARD_PASS && i < part.size; i++)
-        toy->wrong += toy->params[part.begin + i] != (floatX)(t->step - 1);
+    if (t->kind == NORM) toy->norm = (real)(7 * t->step);
+    if (t->kind < BACKWARD_PASS || t->kind > FORWARD_PASS) return;
+    for (size_t i = part.begin; i < part.begin + part.size; i++) {
+        if (t->kind == BACKWARD_PASS) toy->grads[i] = (real)(10 * t->step);
+        if (t->kind == NORM) toy->wrong += toy->grads[i] != (real)(20 * t->step);
+        if (t->kind == UPDATE) toy->params[i] = (floatX)t->step;
+        if (t->kind == FORWARD_PASS) toy->wrong += toy->params[i] != (floatX)(t->step - 1);
+    }
 }
 
 static void toy_put(TaskKind kind, int layer, int step) {
@@ -184,36 +183,32 @@ static void toy_launch(Toy* toy, GradSync* r, Context* ctx) {
     }
 }
 
-static int is_recorded(const StreamEvent* event, int number) {
-    for (int stream = 0; stream < STREAMS; stream++) {
-        const Queue* q = &the_world.queues[stream];
-        for (int i = 0; i < q->done; i++)
-            if (q->tasks[i].kind == RECORD && q->tasks[i].event == event && q->tasks[i].number >= number) return 1;
-    }
-    return number == 0;
+static int is_recorded(const Task* wait) {
+    for (int stream = 0; stream < STREAMS; stream++)
+        for (int i = 0; i < the_world.queues[stream].done; i++) {
+            const Task* t = &the_world.queues[stream].tasks[i];
+            if (t->kind == RECORD && t->event == wait->event && t->number >= wait->number) return 1;
+        }
+    return wait->number == 0;
 }
 
-static int step_of(Toy* toy, Stream stream) {
+static int step_of(Toy* toy, int stream) {
     Queue* q = &the_world.queues[stream];
-    if (q->done == q->count) return 0;
     const Task* t = &q->tasks[q->done];
-    if (t->kind == WAIT && !is_recorded(t->event, t->number)) return 0;
-    if (t->kind != WAIT && t->kind != RECORD) toy_do(toy, t);
+    if (q->done == q->count || (t->kind == WAIT && !is_recorded(t))) return 0;
+    toy_do(toy, t);
     q->done++;
     return 1;
 }
 
 // Run all tasks in the queues. `seed` 0: ops as early as possible, 1: collectives as early as possible, else at random.
-// Returns how many numbers were wrong.
-static int run_queues(Toy* toy, uint64_t seed) {
-    Queue* q = the_world.queues;
-    toy->wrong = 0;
+static void run_queues(Toy* toy, uint64_t seed) {
+    const Queue* q = the_world.queues;
     for (uint32_t n = 0; q[OPS].done < q[OPS].count || q[COLLECTIVES].done < q[COLLECTIVES].count; n++) {
         int first = seed < 2 ? (int)seed : (int)(philox(n, 0, 0, 0, seed).v[0] & 1);
-        int progressed = step_of(toy, (Stream)first) || step_of(toy, (Stream)!first);
+        int progressed = step_of(toy, first) || step_of(toy, !first);
         CHECK(progressed);
     }
-    return toy->wrong;
 }
 
 // Of 64 orders, how many give a wrong result without one kind of wait?
@@ -223,17 +218,16 @@ static int wrong_orders(GradSyncSettings settings, Site skipped, Stream stream) 
         static Context ctx;
         Toy toy;
         GradSync r;
-        ProcessGroup group;
+        ProcessGroup group = {.rank = ME, .size = 2};
         memset(&the_world, 0, sizeof the_world);
-        memset(&group, 0, sizeof group);
-        group.rank = ME, group.size = 2;
         the_world.skipped = skipped, the_world.skipped_stream = stream;
         context_init(&ctx);
-        toy_open(&toy, settings.zero);
+        toy_open(&toy);
         grad_sync_open(&r, &group, &toy.table, settings);
         toy.shard = r.shard;
         toy_launch(&toy, &r, &ctx);
-        wrong += run_queues(&toy, seed) > 0;
+        run_queues(&toy, seed);
+        wrong += toy.wrong > 0;
         grad_sync_close(&r);
         toy_close(&toy);
         context_free(&ctx);
@@ -281,36 +275,9 @@ static void test_orders(Tests* t) {
             }
 }
 
-// Gradients are summed at once up to 2 GiB, with NVLink. Parameters are broadcast in buckets either way.
-static void test_buckets(Tests* t) {
-    const int dims[] = {0, 3, 1 << 20};
-    const TensorRow inner = {"h.%d", 0, {1, 2}};
-    TensorTable table, large;
-    memset(&table, 0, sizeof table), memset(&large, 0, sizeof large);
-    for (int l = 0; l < 3; l++) tensors_add(&table, &inner, 1, dims, l);
-    tensors_finish(&table);
-    case_begin(t, "large models, and GPUs without NVLink, use buckets");
-    for (int nvlink = 0; nvlink < 2; nvlink++) {
-        GradSyncSettings settings = {0, BUCKET_AUTO, nvlink};
-        GradSync three_layers_of_12_mib;
-        large.elements = (size_t)(AT_ONCE_BYTES / sizeof(real));
-        EXPECT_EQ(t, grad_sync_at_once(&large, settings), nvlink);
-        large.elements++;
-        EXPECT_EQ(t, grad_sync_at_once(&large, settings), 0);
-        memset(&three_layers_of_12_mib, 0, sizeof three_layers_of_12_mib);
-        grad_sync_cut(&three_layers_of_12_mib, &table, settings);
-        EXPECT_EQ(t, three_layers_of_12_mib.count, 2);
-        EXPECT_EQ(t, three_layers_of_12_mib.buckets[1].layer, 1);
-        free(three_layers_of_12_mib.buckets);
-    }
-    case_end(t);
-    tensors_free(&table);
-}
-
 int main(int argc, char** argv) {
     Tests t;
     tests_choose(&t, argc, argv);
     test_orders(&t);
-    test_buckets(&t);
     return tests_close(&t);
 }

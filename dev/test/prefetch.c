@@ -1,9 +1,7 @@
 /* Tests of reading ahead (llmc/data/prefetch.h, lm_data.h, mlm_data.h) and of what ranks read: the thread does not
  * change batches, reports errors in the data, and ends. Also built with -fsanitize=thread.
  *
- *     ./test_prefetch [NAME]      the cases whose name contains NAME
- *
- * Prints a line per case and `N passed, N failed`; exit status 1 if one failed. */
+ *     ./test_prefetch [NAME]      the cases whose name contains NAME */
 
 #include "dev/data/corpus_files.h"
 #include "dev/test/tests.h"
@@ -18,9 +16,8 @@ enum { T = 6, B = 2, FIRST_FILE = 14, WINDOWS = 47, V = 1 + T * WINDOWS + 1 };
 static char* put_tokens(const Tests* t, const char* name, int first, int n, int planted, int value) {
     char* path = path_in(t, name);
     int* tokens = (int*)xmalloc((size_t)n * sizeof(int));
-    for (int i = 0; i < n; i++) tokens[i] = first + i;
-    if (planted >= 0) tokens[planted] = value;
-    if (shard_write(path, tokens, (uint64_t)n, 2) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    for (int i = 0; i < n; i++) tokens[i] = i == planted ? value : first + i;
+    CHECK(shard_write(path, tokens, (uint64_t)n, 2) == 0);
     free(tokens);
     return path;
 }
@@ -54,66 +51,58 @@ static int is_window(const Batch* b, const BatchLm* from, uint64_t sequence) {
 static void test_windows(Tests* t) {
     enum { MICRO_STEPS = 3 };
     char* pattern = put_windows(t);
-    for (int ranks = 1; ranks <= 4; ranks++)
-        for (int shuffle = IN_ORDER; shuffle <= SHUFFLED; shuffle++) {
-            char* name = xprintf("%d ranks%s: as a plain reader reads", ranks, shuffle == SHUFFLED ? ", shuffled" : "");
-            LmData data;
-            Context ctx;
-            uint64_t start = 0;
-            open_windows(&data, pattern, shuffle, ranks, -1, &ctx);
-            case_begin(t, name);
-            for (uint32_t step = 0; step < 200; step++) {
-                uint32_t draw = philox(step, 0, 0, 0, 77).v[0];
-                int rank = draw % 13 ? ranks - 1 : 0;
-                if (draw % 7 == 0) start = draw >> 8;
-                for (int i = 0; i < MICRO_STEPS; i++) {
-                    int first = (i * ranks + rank) * B;
-                    Batch b = lm_data_train(&data, start, first, &ctx);
-                    EXPECT(t, is_window(&b, &data.train, start + (uint64_t)first) && b.s.first == first && !b.s.parts);
-                }
-                Batch b = draw % 5 ? lm_data_train(&data, start, 0, &ctx) : lm_data_val(&data, draw >> 8, B, &ctx);
-                EXPECT(t, draw % 5 ? is_window(&b, &data.train, start) : is_window(&b, &data.val, draw >> 8));
-                if (draw % 11) start += (uint64_t)(B * ranks * MICRO_STEPS);
+    for (int way = 0; way < 8; way++) {
+        LmData data;
+        Context ctx;
+        uint64_t start = 0;
+        int ranks = 1 + way / 2;
+        open_windows(&data, pattern, way % 2 ? SHUFFLED : IN_ORDER, ranks, -1, &ctx);
+        for (uint32_t step = 0; step < 200; step++) {
+            uint32_t draw = philox(step, 0, 0, 0, 77).v[0];
+            int rank = draw % 13 ? ranks - 1 : 0;
+            if (draw % 7 == 0) start = draw >> 8;
+            for (int i = 0; i < MICRO_STEPS; i++) {
+                int first = (i * ranks + rank) * B;
+                Batch b = lm_data_train(&data, start, first, &ctx);
+                EXPECT(t, is_window(&b, &data.train, start + (uint64_t)first) && b.s.first == first && !b.s.parts);
             }
-            case_end(t);
-            close_windows(&data, &ctx);
-            free(name);
+            Batch b = draw % 5 ? lm_data_train(&data, start, 0, &ctx) : lm_data_val(&data, draw >> 8, B, &ctx);
+            EXPECT(t, draw % 5 ? is_window(&b, &data.train, start) : is_window(&b, &data.val, draw >> 8));
+            if (draw % 11) start += (uint64_t)(B * ranks * MICRO_STEPS);
         }
+        close_windows(&data, &ctx);
+    }
     free(pattern);
 }
 
-// Token 0 begins a document: at random places, at both ends of a row, and two in a row.
+// Documents are cut at their first token, 0, and at the end of a row. There are some at both ends of a row, and two in a
+// row.
 static void test_documents(Tests* t) {
-    enum { N = B * T };
     int tokens[T * WINDOWS + 1], most = 0;
     char* path = path_in(t, "documents.bin");
     for (uint32_t i = 0; i < COUNT_OF(tokens); i++) tokens[i] = philox(i, 0, 0, 0, 3).v[0] % 4 ? 1 + (int)i : 0;
-    if (shard_write(path, tokens, COUNT_OF(tokens), 2) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    CHECK(shard_write(path, tokens, COUNT_OF(tokens), 2) == 0);
     LmData data;
     Context ctx;
     open_windows(&data, path, IN_ORDER, 1, 0, &ctx);
-    case_begin(t, "documents are cut at their first token and at the end of a row");
     for (uint64_t sequence = 0; sequence < 2 * WINDOWS; sequence += B) {
         Batch batch = sequence % 3 ? lm_data_train(&data, sequence, 0, &ctx) : lm_data_val(&data, sequence, B, &ctx);
         const Sequences s = *batch.s.parts;
         int64_t squares = 0;
-        int longest = 0, end = 0;
-        EXPECT(t, s.rows == N && s.cu_seqlens[s.count] == N && s.is_numbered_by_row);
-        for (int b = 0; b < s.count; b++) {
-            int begin = end, length = s.cu_seqlens[b + 1] - begin;
-            end = begin + length;
-            EXPECT(t, length > 0 && begin / T == (end - 1) / T && (begin % T == 0 || batch.inputs[begin] == 0));
-            EXPECT(t, s.host_cu_seqlens[b] == begin && sequences_number(&s, b) == (uint32_t)begin);
-            for (int i = begin; i < end; i++)
-                EXPECT(t, (i == begin || batch.inputs[i]) && s.sequence[i] == b && s.position[i] == i - begin);
-            squares += (int64_t)length * length;
-            longest = max_int(longest, length);
+        int longest = 0, begin = 0, count = 0;
+        EXPECT(t, s.rows == B * T && s.is_numbered_by_row);
+        for (int i = 0; i < B * T; i++) {
+            if (i % T == 0 || !batch.inputs[i]) begin = i, count++;
+            EXPECT(t, s.sequence[i] == count - 1 && s.position[i] == i - begin);
+            EXPECT(t, s.cu_seqlens[count - 1] == begin && s.host_cu_seqlens[count - 1] == begin);
+            squares += 2 * (i - begin) + 1;
+            longest = max_int(longest, i - begin + 1);
         }
-        most = max_int(most, s.count);
-        EXPECT(t, squares == s.sum_sq_len && longest == s.max_length);
+        most = max_int(most, count);
+        EXPECT(t,
+               s.count == count && s.cu_seqlens[count] == B * T && squares == s.sum_sq_len && longest == s.max_length);
     }
     EXPECT(t, most > 4);
-    case_end(t);
     close_windows(&data, &ctx);
     free(path);
 }
@@ -153,88 +142,60 @@ static void test_bad_token(Tests* t) {
 
 enum { MLM_T = 24, MLM_DOCUMENTS = 40, MLM_V = 400, FIRST_TOKEN = 5 };
 
-static char* put_documents(const Tests* t, int planted, int value) {
+static void open_documents(MlmSource* source, const Tests* t, int micro_steps, Context* ctx) {
     enum { SENTENCES = 3 * MLM_DOCUMENTS, TOKENS = 5 * SENTENCES };
     SentencesHeader h = {TOKENS, SENTENCES, MLM_DOCUMENTS, MLM_V, 0, 1, 2, 3, 4};
+    MlmRecipe recipe = {4, 0.15, 0, 1, 2, 0.1};
     int tokens[TOKENS];
     uint32_t begin[SENTENCES + 1], first[MLM_DOCUMENTS + 1], continues[(MLM_V + 31) / 32] = {0};
     for (int i = 0; i < TOKENS; i++) tokens[i] = FIRST_TOKEN + i % (MLM_V - FIRST_TOKEN);
     for (uint32_t i = 0; i <= SENTENCES; i++) begin[i] = 5 * i;
     for (uint32_t i = 0; i <= MLM_DOCUMENTS; i++) first[i] = 3 * i;
-    if (planted >= 0) tokens[planted] = value;
     char* path = path_in(t, "sentences.bin");
-    if (sentences_write(path, h, tokens, begin, first, continues) != 0) die(FAILED, "%s: %s", path, strerror(errno));
-    return path;
-}
-
-static void open_documents(MlmSource* source, const char* path, int micro_steps, Context* ctx) {
-    MlmRecipe recipe = {4, 0.15, 0, 1, 2, 0.1};
+    CHECK(sentences_write(path, h, tokens, begin, first, continues) == 0);
     context_init(ctx);
     memset(source, 0, sizeof *source);
     mlm_source_alloc(source, recipe, B, MLM_T, micro_steps, ctx);
     mlm_source_open(source, path, path, MLM_V, 11);
+    free(path);
 }
 
-static void close_documents(MlmSource* source, Context* ctx) {
-    mlm_source_close(source);
-    context_free(ctx);
-}
+static int same(const int* a, const int* b, int n) { return memcmp(a, b, (size_t)n * sizeof(int)) == 0; }
 
 static int same_batch(const MlmBatch* a, const MlmBatch* b) {
-    size_t rows = (size_t)a->rows * sizeof(int), masked = (size_t)a->masked * sizeof(int),
-           count = (size_t)a->count * sizeof(int);
     return a->count == b->count && a->rows == b->rows && a->masked == b->masked && a->first == b->first &&
-           memcmp(a->tokens, b->tokens, rows) == 0 && memcmp(a->types, b->types, rows) == 0 &&
-           memcmp(a->cu_seqlens, b->cu_seqlens, count) == 0 && memcmp(a->masked_rows, b->masked_rows, masked) == 0 &&
-           memcmp(a->targets, b->targets, masked) == 0 && memcmp(a->next_targets, b->next_targets, count) == 0;
+           same(a->tokens, b->tokens, a->rows) && same(a->types, b->types, a->rows) &&
+           same(a->cu_seqlens, b->cu_seqlens, a->count) && same(a->masked_rows, b->masked_rows, a->masked) &&
+           same(a->targets, b->targets, a->masked) && same(a->next_targets, b->next_targets, a->count);
 }
 
+// Jumps, repetitions and validation load what a plain reader reads.
 static void test_masked(Tests* t) {
-    char* path = put_documents(t, -1, 0);
-    case_begin(t, "masked batches: jumps, repetitions and validation load what a plain reader reads");
-    for (int ranks = 1; ranks <= 4; ranks++)
-        for (int micro_steps = 1; micro_steps <= 3; micro_steps += 2) {
-            MlmSource source;
-            MlmBatch plain;
-            Context ctx;
-            uint64_t start = 0;
-            open_documents(&source, path, micro_steps, &ctx);
-            mlm_batch_alloc(&plain, B, MLM_T, source.recipe.max_predictions);
-            for (uint32_t step = 0; step < 120; step++) {
-                uint32_t draw = philox(step, 0, 0, 0, 78).v[0];
-                int rank = draw % 13 ? ranks - 1 : 0;
-                if (draw % 7 == 0) start = draw >> 8;
-                mlm_source_build(&source, start, B, micro_steps, rank, ranks);
-                for (int i = 0; i < micro_steps; i++) {
-                    uint64_t before = (uint64_t)((i * ranks + rank) * B);
-                    mlm_batch_build(&plain, &source.train, start + before, B);
-                    plain.first = mlm_count(&source.train, start, before);
-                    EXPECT(t, same_batch(&source.batches[i], &plain));
-                }
-                if (draw % 5 == 0) mlm_batch_build(&source.batches[0], &source.val, draw >> 8, B);  // a validation
-                if (draw % 11) start += (uint64_t)(B * ranks * micro_steps);
+    for (int way = 0; way < 8; way++) {
+        MlmSource source;
+        MlmBatch plain;
+        Context ctx;
+        uint64_t start = 0;
+        int ranks = 1 + way / 2, micro_steps = way % 2 ? 3 : 1;
+        open_documents(&source, t, micro_steps, &ctx);
+        mlm_batch_alloc(&plain, B, MLM_T, source.recipe.max_predictions);
+        for (uint32_t step = 0; step < 120; step++) {
+            uint32_t draw = philox(step, 0, 0, 0, 78).v[0];
+            int rank = draw % 13 ? ranks - 1 : 0;
+            if (draw % 7 == 0) start = draw >> 8;
+            mlm_source_build(&source, start, B, micro_steps, rank, ranks);
+            for (int i = 0; i < micro_steps; i++) {
+                uint64_t before = (uint64_t)((i * ranks + rank) * B);
+                mlm_batch_build(&plain, &source.train, start + before, B);
+                plain.first = mlm_count(&source.train, start, before);
+                EXPECT(t, same_batch(&source.batches[i], &plain));
             }
-            mlm_batch_free(&plain);
-            close_documents(&source, &ctx);
+            if (draw % 5 == 0) mlm_batch_build(&source.batches[0], &source.val, draw >> 8, B);  // a validation
+            if (draw % 11) start += (uint64_t)(B * ranks * micro_steps);
         }
-    case_end(t);
-    free(path);
-}
-
-// Within these epochs a sequence contains the planted token.
-static void build_bad_token(const char* path) {
-    MlmSource source;
-    Context ctx;
-    open_documents(&source, path, 2, &ctx);
-    for (uint64_t step = 0; step < MLM_DOCUMENTS; step++) mlm_source_build(&source, 2 * B * step, B, 2, 0, 1);
-    close_documents(&source, &ctx);
-}
-
-static void test_masked_bad_token(Tests* t) {
-    char* path = put_documents(t, 100, MLM_V);
-    expect_end(t, USAGE, "masked batches: a token out of range ends the run with the reader's message",
-               "token 400 at position 100 is outside the file's vocabulary of 400", build_bad_token, path);
-    free(path);
+        mlm_batch_free(&plain), mlm_source_close(&source);
+        context_free(&ctx);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -250,7 +211,6 @@ static void test_ends(Tests* t) {
     sigset_t one, before;
     signal(SIGUSR1, on_signal);
     sigemptyset(&one), sigaddset(&one, SIGUSR1);
-    case_begin(t, "the thread ends whenever it is asked to; signals are handled by the trainer's thread");
     for (int i = 0; i < 200; i++) {
         LmData data;
         Context ctx;
@@ -267,20 +227,15 @@ static void test_ends(Tests* t) {
         }
         close_windows(&data, &ctx);
     }
-    case_end(t);
     signal(SIGUSR1, SIG_DFL);
     free(pattern);
 }
 
 int main(int argc, char** argv) {
-    Tests t;
-    tests_choose(&t, argc, argv);
-    t.directory = make_scratch_directory("test_prefetch");
-    test_windows(&t);
-    test_documents(&t);
-    test_bad_token(&t);
-    test_masked(&t);
-    test_masked_bad_token(&t);
-    test_ends(&t);
-    return tests_close(&t);
+    static const TestCase cases[] = {{"prefetch/windows", test_windows},
+                                     {"prefetch/documents", test_documents},
+                                     {"prefetch/bad_token", test_bad_token},
+                                     {"prefetch/masked", test_masked},
+                                     {"prefetch/ends", test_ends}};
+    return tests_main(argc, argv, cases, COUNT_OF(cases));
 }

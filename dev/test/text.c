@@ -1,14 +1,24 @@
-/* The text that tests train on: the same bytes on every machine, whatever becomes of the sources.
+/* The text that tests train on, and shards of it with bytes as tokens: the same bytes on every machine, whatever becomes
+ * of the sources.
  *
  *   test_text FOLDER
  *
- * Writes documents 000.md, 001.md, ... into FOLDER; byte_corpus makes shards of them. A document has a topic, so
- * its sentences belong together: a title, then paragraphs of one sentence a line. Each sixth is a program, 005.c. Words
- * have frequencies that follow Zipf's law. All choices are integer arithmetic on random numbers from a fixed seed, in
- * an order that the language defines; dev/test/text.sh holds the checksums. */
-#include "llmc/base/util.h"
+ * FOLDER/text gets documents 000.md, 001.md, ... A document has a topic, so its sentences belong together: a title, then
+ * paragraphs of one sentence a line. Each sixth is a program, 005.c. Words have frequencies that follow Zipf's law. All
+ * choices are integer arithmetic on random numbers from a fixed seed, in an order that the language defines.
+ *
+ * FOLDER/builtin gets token shards: token id = byte, and 256 before each document. Of the resulting row of tokens every
+ * tenth block of 2,048 is validation. With them are the files that make GPT-2's byte-level tokenizer of it, with no
+ * merges. FOLDER/builtin/bert gets the same text as sentences: token id = byte, then [PAD] [UNK] [CLS] [SEP] [MASK]. A
+ * line with its line break is a sentence, but for lines of white space, which are left out. A line that begins in a
+ * validation block is validation: that divides a document into some of training and of validation by turns.
+ *
+ * dev/test/text.sh holds the checksums. */
+#include "dev/data/corpus_files.h"
 
 enum { BYTES = 1500000, TOPICS = 16, WORD_LENGTH = 24, LARGEST_POOL = 400 };
+enum { BYTE_PAD = 256, BYTE_UNK, BYTE_CLS, BYTE_SEP, BYTE_MASK, BYTE_VOCABULARY };
+enum { END_OF_TEXT = 256, BLOCK = 2048, VALIDATION_EVERY = 10 };
 
 static uint64_t random_state = 20261123;
 
@@ -142,29 +152,105 @@ static void put_prose(Text* t, const Subject* s, size_t length) {
     }
 }
 
-static void put_document(const char* folder, int number, const char* ending, const Text* t) {
-    char* path = xprintf("%s/%03d.%s", folder, number, ending);
-    FILE* f = fopen(path, "wb");
-    if (!f || fwrite(t->text, 1, t->length, f) != t->length || fclose(f) != 0)
-        die(FAILED, "%s: cannot be written: %s", path, strerror(errno));
-    free(path);
+// ---------------------------------------------------------------------------------------------------------
+// Shards
+
+static int is_validation(size_t position) { return position / BLOCK % VALIDATION_EVERY == VALIDATION_EVERY - 1; }
+
+typedef struct {
+    Tokens tokens, begin, first;  // begin: of the sentences among the tokens; first: sentences of the documents
+} SentenceSet;
+
+// Cut the row of tokens into sentences: set[0] for training, set[1] for validation.
+static void sentences_of_tokens(SentenceSet* set, const Tokens* all) {
+    SentenceSet* open_set = NULL;  // whose last document may go on
+    for (size_t i = 0, end; i < all->count; i = end) {
+        int is_blank = 1;
+        end = i + 1;
+        if (all->id[i] == END_OF_TEXT) {
+            open_set = NULL;
+            continue;
+        }
+        while (end < all->count && all->id[end] != END_OF_TEXT && all->id[end - 1] != '\n') end++;
+        for (size_t k = i; k < end; k++)
+            is_blank = is_blank && (all->id[k] == ' ' || (all->id[k] >= 9 && all->id[k] <= 13));
+        if (is_blank) continue;
+        SentenceSet* to = &set[is_validation(i)];
+        int token = (int)to->tokens.count, sentence = (int)to->begin.count;
+        if (to != open_set) tokens_add(&to->first, &sentence, 1);
+        open_set = to;
+        tokens_add(&to->begin, &token, 1);
+        tokens_add(&to->tokens, all->id + i, end - i);
+    }
+}
+
+static void put_output(const char* folder, const char* name, Text text) {
+    char* path = xprintf("%s/%s", folder, name);
+    if (write_file(path, text.text, text.length) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    free(path), free(text.text);
+}
+
+static void put_tokenizers(const char* folder) {
+    const Merges none = {NULL, 0};
+    Text words = {NULL, 0, 0}, settings = {NULL, 0, 0};
+    for (int b = 0; b < 256; b++) append_byte_name(&words, b), text_printf(&words, "\n");
+    text_printf(&words, "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n");
+    text_printf(&settings, "{\n  \"do_lower_case\": false\n}\n");
+    put_output(folder, "vocab.json", vocab_json(none));
+    put_output(folder, "merges.txt", merges_txt(none));
+    put_output(folder, "tokenizer.json", tokenizer_json(none));
+    put_output(folder, "tokenizer_config.json", tokenizer_config_json());
+    put_output(folder, "bert/vocab.txt", words);
+    put_output(folder, "bert/tokenizer_config.json", settings);
+}
+
+// A file of tokens, and one of sentences.
+static void put_shards(const char* folder, const char* name, const Tokens* tokens, SentenceSet* set) {
+    char *shard = xprintf("%s/%s", folder, name), *path = xprintf("%s/bert/%s", folder, name);
+    int end = (int)set->tokens.count, sentences = (int)set->begin.count, documents = (int)set->first.count;
+    SentencesHeader h = {(uint32_t)end,
+                         (uint32_t)sentences,
+                         (uint32_t)documents,
+                         BYTE_VOCABULARY,
+                         BYTE_PAD,
+                         BYTE_UNK,
+                         BYTE_CLS,
+                         BYTE_SEP,
+                         BYTE_MASK};
+    uint32_t continues[(BYTE_VOCABULARY + 31) / 32] = {0};
+    tokens_add(&set->begin, &end, 1), tokens_add(&set->first, &sentences, 1);
+    if (shard_write(shard, tokens->id, tokens->count, 2) != 0 ||
+        sentences_write(path, h, set->tokens.id, (const uint32_t*)set->begin.id, (const uint32_t*)set->first.id,
+                        continues) != 0)
+        die(FAILED, "%s, %s: %s", shard, path, strerror(errno));
+    free(shard), free(path);
 }
 
 int main(int argc, char** argv) {
     if (argc != 2) die(USAGE, "one argument is needed: test_text FOLDER");
-    size_t all = 0;
+    char *text = xprintf("%s/text", argv[1]), *builtin = xprintf("%s/builtin", argv[1]);
+    Tokens all = {NULL, 0, 0}, sides[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
+    SentenceSet set[2] = {{{NULL, 0, 0}, {NULL, 0, 0}, {NULL, 0, 0}}, {{NULL, 0, 0}, {NULL, 0, 0}, {NULL, 0, 0}}};
+    if (make_directories(text) != 0) die(FAILED, "%s: %s", text, strerror(errno));
+    output_directories(builtin);
     make_words();
-    for (int document = 0; all < BYTES; document++) {
+    for (int document = 0; all.count < BYTES + (size_t)document; document++) {
         Subject s = {&topic_nouns[random_below(TOPICS)], {NULL, NULL}};
         size_t length = 3000 + random_below(14000);
+        const int first = END_OF_TEXT, is_program = document % 6 == 5;
         Text t = {NULL, 0, 0};
         for (int i = 0; i < 2; i++) s.name[i] = draw(&names);
-        int is_program = document % 6 == 5;
         if (!is_program) put_prose(&t, &s, length);
         while (is_program && t.length < length) expand(&t, &s, "$F");
-        put_document(argv[1], document, is_program ? "c" : "md", &t);
-        all += t.length;
-        free(t.text);
+        tokens_add(&all, &first, 1);
+        for (size_t i = 0; i < t.length; i++) tokens_add(&all, (int[]){(unsigned char)t.text[i]}, 1);
+        put_output(text, xprintf("%03d.%s", document, is_program ? "c" : "md"), t);
     }
+    for (size_t i = 0; i < all.count; i += BLOCK)
+        tokens_add(&sides[is_validation(i)], all.id + i, min_size(BLOCK, all.count - i));
+    sentences_of_tokens(set, &all);
+    put_tokenizers(builtin);
+    put_shards(builtin, "train.bin", &sides[0], &set[0]);
+    put_shards(builtin, "val.bin", &sides[1], &set[1]);
     return DONE;
 }
