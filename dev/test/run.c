@@ -268,6 +268,8 @@ static int tiny_loads(Tiny* t, const char* dir) {
     return same;
 }
 
+static Tiny* loaded;  // by load_into()
+
 // Whether the copies of the table's tensors are of these values.
 static int copies_are(const Fp32Copies* e, const TensorTable* table, const real* values) {
     int same = 1;
@@ -297,10 +299,12 @@ static int tiny_loads_copies(Tiny* t, const char* dir) {
     fp32_copies_read_master(&copies, &t->table, &t->optimizer, named("%s/model.safetensors", dir), NULL, &t->ctx);
     fp32_copies_update(&copies, &t->table, t->c.params, t->optimizer.master, NULL, &t->ctx);
     same = same && copies_are(&copies, &t->table, t->values[0]);
-    t->table.fixed = 0;
+    t->table.fixed = 0, t->optimizer.shard.size = t->table.elements;
     free(copies.copies);
     return same;
 }
+
+static void load_into(const char* dir) { checkpoint_load(&loaded->c, NULL, dir); }
 
 // A checkpoint of one process, and the same whose optimizer's file is three shards, of which one is empty.
 static void test_load(Tests* t) {
@@ -323,6 +327,12 @@ static void test_load(Tests* t) {
         EXPECT(t, tiny_loads(&tiny, dir));
         EXPECT(t, tiny_loads_copies(&tiny, dir));
     }
+    loaded = &tiny, tiny.optimizer.master = NULL;
+    expect_end(t, USAGE, "checkpoint/master weights that nobody wants", "but this run has none; resume with -w 1",
+               load_into, dir);
+    EXPECT_EQ(t, tiny_begin(&tiny, 2, 0), 0);
+    tiny.optimizer.master = tiny.values[3], dir[strlen(dir) - 1] = '2';
+    expect_end(t, USAGE, "checkpoint/no master weights", "holds no master weights; resume with -w 0", load_into, dir);
     tiny_close(&tiny);
     free(dir);
 }
