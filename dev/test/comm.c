@@ -3,7 +3,7 @@
  *     test_comm collectives     sums, gathers and broadcasts, of the host and of the device; `N passed, N failed`
  *     test_comm who             prints the ranks
  *     test_comm disagree RANK LINE OTHERS     RANK has this LINE, the others have OTHERS
- *     test_comm save OUT OTHER WEIGHT         a checkpoint in OUT; the last rank has the directory OTHER and a WEIGHT */
+ *     test_comm save OUT OTHER WEIGHT         a checkpoint in OUT; the last rank has a directory OTHER and a WEIGHT */
 #include "dev/test/tests.h"
 #include "llmc/checkpoint/writer.h"
 #include "llmc/dist/collectives.h"

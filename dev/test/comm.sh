@@ -49,7 +49,7 @@ saves() { # NAME STATUS PATTERN OUT LAST_OUT LAST_WEIGHT
     start 3 save "${@:4}"
     verdict "$1" "$(says "$2" "$3")$(find out -name '0*')"
 }
-saves 'a rank without the shared directory' 0 '^warning: out/ckpt/00000001: .*rank 2: find rank 0.s directory: -o must be' out none 0
+saves 'a rank without the shared directory' 0 '^warning: .*/00000001: .*rank 2: find rank 0.s directory: -o must be' out none 0
 saves 'a rank with other weights' 1 '^error: step 1: rank 2 holds other weights than rank 0' out out 1
 start 3 disagree 1 '--lr 0.001' '--lr 0.0003'
 verdict 'ranks that disagree' "$(says 2 "^error: ranks 0 and 1 disagree about settings: '--lr 0.0003' / '--lr 0.001'$")"

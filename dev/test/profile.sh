@@ -60,8 +60,8 @@ verdict 'the printed report' "$why"
 # check_profile.py judges a step of 10 ms with rows and gaps of 9.95 ms; the third argument overrides numbers.
 checked() { # STATUS PATTERN NUMBERS
     mkdir -p made && cp whole/profile/kernels.csv made
-    printf 'number,%s\n' kernels_ms,10 overlap_ms,1 gap_host_ms,0.5 gap_stream_ms,0.25 gap_kernels_ms,0.2 before_ms,0.01 \
-        after_ms,0.04 profiled_ms,10 plain_ms,9.9 unattributed,0 dropped,0 $3 | sed '1i kind,name,value' >made/summary.csv
+    printf 'number,%s\n' kernels_ms,10 overlap_ms,1 gap_host_ms,0.5 gap_stream_ms,0.25 gap_kernels_ms,0.2 \
+        before_ms,0.01 after_ms,0.04 profiled_ms,10 plain_ms,9.9 unattributed,0 dropped,0 $3 | sed '1i kind,name,value' >made/summary.csv
     python3 "$root/dev/reference/check_profile.py" made --overhead 2 >python.out 2>&1
     [ $? -eq "$1" ] && why=$(says "$PWD/python.out" "$2") || why=$(tail -n 1 python.out)
     verdict "check_profile.py: $2" "$why"
@@ -89,7 +89,8 @@ took() { # OUT MOST TIMES
 attempts 'no step in log.jsonl includes the report' 'took after 0 8' $small -x 9 --profile 1 -o after
 
 for mode in forward backward; do
-    [ $mode = forward ] && directions=forward named='forward$' || directions='backward forward' named='forward and backward$'
+    directions=forward named='forward$'
+    [ $mode = forward ] || directions='backward forward' named='forward and backward$'
     run $small -x 9 --profile 2 --mode $mode -m 3 -o "mode_$mode"
     why=$(ended_with 0)$(wrong "mode_$mode/profile" $directions)$(says "mode_$mode/profile/profile.txt" "^mode +$named")
     ! find "mode_$mode" -name '*.safetensors' | grep -q . || why+='a checkpoint was written'
