@@ -304,16 +304,6 @@ static void test_facts(Tests* t) {
     case_end(t);
 }
 
-static void test_words(Tests* t) {
-    static const char* const words[] = {"-o", "", "a b\\c", "it's", "a\\b\n"};
-    Text text = {NULL, 0, 0};
-    case_begin(t, "words as one types them");
-    for (size_t i = 0; i < COUNT_OF(words); i++) profiler_put_word(&text, words[i]);
-    EXPECT_TEXT(t, text.text, "-o'''a b\\c''it'\\''s''a\\b?'");
-    case_end(t);
-    free(text.text);
-}
-
 static void test_ranks(Tests* t) {
     Filled f;
     Text text = {NULL, 0, 0};
@@ -401,24 +391,6 @@ static void test_clear(Tests* t) {
     free(making), free(looking);
 }
 
-// If the run has lost the lock of its directory, nothing is written there and nothing removed.
-static void test_lost(Tests* t) {
-    char *out = path_in(t, "lost"), *lock_file = path_in(t, "lost/.lock"),
-         *directory = path_in(t, "lost/profile/rank_0");
-    RunLock lock = {NULL, 0, 0};
-    CHECK(make_directories(out) == 0);
-    run_lock_take(&lock, out, O_CREAT);
-    CHECK(unlink(lock_file) == 0);
-    report_write(written, &lock, directory);
-    expect_that(t, !file_exists(directory), "without the lock nothing is written");
-    CHECK(make_directories(directory) == 0);
-    char* file = put_text_file(t, "lost/profile/rank_0/profile.txt", "x");
-    report_clear(&lock, out, 1);
-    expect_that(t, file_exists(file), "without the lock nothing is removed");
-    run_lock_close(&lock);
-    free(out), free(lock_file), free(directory), free(file);
-}
-
 int main(int argc, char** argv) {
     Tests t;
     Filled f;
@@ -429,14 +401,12 @@ int main(int argc, char** argv) {
     test_ops(&t);
     test_medians(&t);
     test_facts(&t);
-    test_words(&t);
     test_ranks(&t);
     filled_open(&f);
     filled_report(&f);
     written = &f.report;
     test_files(&t, argc > 1 && strcmp(argv[1], "golden") == 0);
     test_clear(&t);
-    test_lost(&t);
     filled_close(&f);
     return tests_close(&t);
 }

@@ -370,28 +370,6 @@ static void test_retention(Tests* t) {
     }
 }
 
-// A checkpoint is shown in a directory on another file system. A copy has more than one piece.
-static void test_publish(Tests* t) {
-    enum { BYTES = (1 << 20) + 12345 };
-    struct stat here, there;
-    Path dir = path_of("/dev/shm/llmc_run_%d", (int)getpid()), from = path_of("%s/model.safetensors", dir.text);
-    if (mkdir(dir.text, 0777) != 0 || stat(t->directory, &here) != 0 || stat(dir.text, &there) != 0 ||
-        here.st_dev == there.st_dev) {
-        t->skip = xprintf("/dev/shm cannot be written");
-    } else {
-        size_t n = 0;
-        char* bytes = (char*)xmalloc(BYTES);
-        for (int i = 0; i < BYTES; i++) bytes[i] = (char)(i * 31 >> 3);
-        CHECK(write_file(from.text, bytes, BYTES) == 0);
-        EXPECT_EQ(t, checkpoint_publish(t->directory, dir.text), 0);
-        char* got = read_file(named("%s/model.safetensors", t->directory), BYTES, &n, FAILED);
-        EXPECT(t, n == BYTES && memcmp(got, bytes, BYTES) == 0);
-        EXPECT(t, !file_exists(named("%s/model.safetensors.tmp", t->directory)));
-        free(got), free(bytes);
-    }
-    remove_directory(dir.text);
-}
-
 // Everything that a run renames into place was flushed before, and its directory after.
 static void test_power_cut(Tests* t) {
     static const char* const renamed[] = {"ckpt/00000002", "ema",      "model.safetensors",
@@ -510,21 +488,6 @@ static void test_energy(Tests* t) {
     EXPECT_NEAR(t, last, 0.3 * watts, 1e-9);
 }
 
-// A counter read every 7 ms that moves every 0.1 s, at first at another power: what lies before the first jump and
-// after the last does not count.
-static void test_energy_jumps(Tests* t) {
-    EnergyJumps jumps;
-    int before = 0;
-    memset(&jumps, 0, sizeof jumps);
-    for (int i = 0; energy_jumps_seconds(&jumps) < ENERGY_SECONDS && i < 1000; i++) {
-        double now = 50.03 + 0.007 * i, tick = floor(10 * now) / 10;
-        energy_jumps_read(&jumps, now, tick < 50.1 ? 1000 : 9000 + 600 * (tick - 50.1));
-        before += isnan(energy_jumps_watts(&jumps));
-    }
-    EXPECT(t, before > 140 && energy_jumps_seconds(&jumps) >= ENERGY_SECONDS && energy_jumps_seconds(&jumps) < 1.02);
-    EXPECT_NEAR(t, energy_jumps_watts(&jumps), 600, 5);
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // The best validation, and what a checkpoint reads back; the average of the weights
 
@@ -570,8 +533,6 @@ int main(int argc, char** argv) {
                                      {"settings/update", test_update_settings},
                                      {"init/streams", test_streams},
                                      {"energy/meter", test_energy},
-                                     {"energy/jumps", test_energy_jumps},
-                                     {"checkpoint/another file system", test_publish},
                                      {"checkpoint/whole, and in shards", test_load},
                                      {"checkpoint/kept", test_retention},
                                      {"checkpoint/power cut", test_power_cut},
