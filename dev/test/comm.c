@@ -2,8 +2,10 @@
  *
  *     test_comm collectives     sums, gathers and broadcasts, of the host and of the device; `N passed, N failed`
  *     test_comm who             prints the ranks
- *     test_comm disagree RANK LINE OTHERS     RANK has this LINE, the others have OTHERS */
+ *     test_comm disagree RANK LINE OTHERS     RANK has this LINE, the others have OTHERS
+ *     test_comm save OUT OTHER WEIGHT         a checkpoint in OUT; the last rank has a directory OTHER and a WEIGHT */
 #include "dev/test/tests.h"
+#include "llmc/checkpoint/writer.h"
 #include "llmc/dist/collectives.h"
 
 enum { N = 1000, MOST_BYTES = 3000001 };
@@ -96,6 +98,31 @@ static void test_device_sums(Tests* t, ProcessGroup* group) {
     collectives_close(&c);
 }
 
+// Every rank has a shard of the optimizer's state.
+static void save(ProcessGroup* group, const char* out, double weight) {
+    static const TensorRow rows[] = {{"a", 0, {0, 0}, OWN, 0, INIT_ZERO}};
+    const int dims[] = {N, 1};
+    TensorTable table;
+    Context ctx;
+    Optimizer optimizer;
+    CheckpointWriter writer;
+    memset(&table, 0, sizeof table), memset(&optimizer, 0, sizeof optimizer), memset(&writer, 0, sizeof writer);
+    context_init(&ctx);
+    tensors_add(&table, rows, 1, dims, -1);
+    tensors_finish(&table);
+    real *params = (real*)xcalloc(table.elements, sizeof(real)), *m = (real*)xcalloc(table.elements, sizeof(real));
+    params[3] = (real)weight;
+    optimizer.m = optimizer.v = m;
+    optimizer.shard = (FlatRange){(size_t)group->rank * TENSOR_ALIGNMENT, TENSOR_ALIGNMENT};
+    Checkpoints c = {out, &table, params, &optimizer, NULL, 0, 0, &ctx};
+    writer_open(&writer, group, NULL, -1);
+    writer_begin(&writer, &c, 1, "{}", "{}", NULL, 1);
+    writer_close(&writer);
+    free(params), free(m);
+    tensors_free(&table);
+    context_free(&ctx);
+}
+
 int main(int argc, char** argv) {
     ProcessGroup group;
     const char* mode = argc > 1 ? argv[1] : "";
@@ -119,6 +146,9 @@ int main(int argc, char** argv) {
         char* text = xprintf("--batch 4\n%s\n--seq-len 1024\n", argv[group.rank == strtol(argv[2], NULL, 10) ? 3 : 4]);
         group_check_same(&group, "settings", text);
         free(text);
+    } else if (strcmp(mode, "save") == 0 && argc == 5) {
+        int is_last = group.rank == group.size - 1;
+        save(&group, argv[is_last ? 3 : 2], is_last ? strtod(argv[4], NULL) : 0);
     } else die(USAGE, "'%s' is not a mode", mode);
     group_close(&group);
     return t.failed != 0;

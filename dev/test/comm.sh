@@ -43,6 +43,14 @@ for n in 1 2 4; do
 done
 start 2 who
 verdict 'local ranks' "$([ "$(sort "$work/stdout" | tr '\n' ';')" = 'rank 0 of 2, local 0 of 2;rank 1 of 2, local 1 of 2;' ] || cat "$work/stdout")"
+# Nobody has an unfinished checkpoint.
+saves() { # NAME STATUS PATTERN OUT LAST_OUT LAST_WEIGHT
+    mkdir -p out
+    start 3 save "${@:4}"
+    verdict "$1" "$(says "$2" "$3")$(find out -name '0*')"
+}
+saves 'a rank without the shared directory' 0 '^warning: .*/00000001: .*rank 2: find rank 0.s directory: -o must be' out none 0
+saves 'a rank with other weights' 1 '^error: step 1: rank 2 holds other weights than rank 0' out out 1
 start 3 disagree 1 '--lr 0.001' '--lr 0.0003'
 verdict 'ranks that disagree' "$(says 2 "^error: ranks 0 and 1 disagree about settings: '--lr 0.0003' / '--lr 0.001'$")"
 long=$(printf %0500d 0)

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A trainer with --profile: what it writes, what it refuses, and that training results do not change.
+# A trainer with --profile: what it writes and what it refuses. dev/test/equal.txt has that it changes no bit of a run.
 #
 #     bash dev/test/profile.sh PROGRAM          from the repository's root; with mpirun also on two ranks
 #
@@ -12,22 +12,21 @@ PROGRAM=${1:-}
 model="-e L=4,C=128,NH=4,T=64 -b 8 -v 0 -s 0 -n 0"
 is_sanitized && model="-e L=4,C=64,NH=2,T=32 -b 4 -v 0 -s 0 -n 0"
 small="-e L=2,C=16,NH=2,T=16 -b 2 -d 64 --dropout 0.1 -l 1e-2 -v 0 -s 0"
-files='profile.txt profile.html kernels.csv summary.csv'
 
 # A number of the step.
-number() { # OUT NAME
+number() { # DIRECTORY NAME
     tr -d '\r' <"$1/summary.csv" | sed -n "s/^number,$2,//p"
 }
 
-# Print which files of a profile are missing from DIRECTORY, or superfluous.
-lacks() { # DIRECTORY
-    local file
-    for file in $files; do [ -s "$1/$file" ] || echo "$1/$file is missing or empty"; done
-    find "$1" -mindepth 1 | grep -vE "/($(echo "$files" | sed 's/\./\\./g; s/ /|/g'))\$" | sed 's/$/ should not be there/'
+# What is wrong with the files of a profile, and with the directions of its rows, which are sorted.
+wrong() { # DIRECTORY DIRECTION...
+    local found
+    found=$(cd "$1" && find . -type f -size +0 | sort | tr '\n' ' ')
+    [ "$found" = './kernels.csv ./profile.html ./profile.txt ./summary.csv ' ] || echo "$1 has $found"
+    found="$(number "$1" unattributed) $(number "$1" dropped) "
+    found+=$(tr -d '\r' <"$1/kernels.csv" | sed 1d | cut -d, -f2 | sort -u | tr '\n' ' ')
+    [ "$found" = "0 0 ${*:2} " ] || echo "$1: rows without an op, that were dropped, and directions: $found"
 }
-
-# The distinct directions of the rows, sorted.
-directions() { tr -d '\r' <"$1/kernels.csv" | sed 1d | cut -d, -f2 | uniq | sort -u | tr '\n' ' '; }
 
 # Print a message if FILE does not match PATTERN.
 says() { # FILE PATTERN
@@ -53,49 +52,27 @@ adds_up() {
         'BEGIN {d = step > 0 ? rows / step - 1 : 1; if (d * d > 0.0009) print "the rows take " rows " ms of " step}'
 }
 attempts 'the rows add up to the step, within 3 %' adds_up $model -x 9 --profile 2 -o whole
-verdict 'all files' "$(lacks whole/profile)"
-facts="$(number whole/profile unattributed) $(number whole/profile dropped) $(directions whole/profile)"
-[ "$facts" = '0 0 backward forward optimizer ' ] && why= || why=$facts
-verdict 'every row belongs to an op, of every direction' "$why"
+verdict 'files and rows' "$(wrong whole/profile backward forward optimizer)"
 why=$(says "$work/stdout" '^By op$')$(says "$work/stdout" '^whole profile: whole/profile/profile.txt')
 why+=$(says whole/profile/profile.txt '^step +(8|9), the median of 8 to 9 by time, after 5 warm-up and 2 plain steps$')
-why+=$(says whole/profile/profile.txt '^By layer$')
 [ "$(head -n 1 whole/profile/profile.txt)" = "$PROGRAM $model -x 9 --profile 2 -o whole --overwrite 1" ] || why+='the command is another'
 verdict 'the printed report' "$why"
-# check_profile.py judges a step of 10 ms with rows and gaps of 9.95 ms; the argument overrides numbers.
-checked() { # NAME STATUS PATTERN NUMBERS [FLAG...]
+# check_profile.py judges a step of 10 ms with rows and gaps of 9.95 ms; the third argument overrides numbers.
+checked() { # STATUS PATTERN NUMBERS
     mkdir -p made && cp whole/profile/kernels.csv made
-    printf 'number,%s\n' kernels_ms,10 overlap_ms,1 gap_host_ms,0.5 gap_stream_ms,0.25 gap_kernels_ms,0.2 before_ms,0.01 \
-        after_ms,0.04 profiled_ms,10 plain_ms,9.9 unattributed,0 dropped,0 $4 | sed '1i kind,name,value' >made/summary.csv
-    python3 "$root/dev/reference/check_profile.py" made "${@:5}" >python.out 2>&1
-    [ $? -eq "$2" ] && why=$(says "$PWD/python.out" "$3") || why=$(tail -n 1 python.out)
-    verdict "check_profile.py: $1" "$why"
+    printf 'number,%s\n' kernels_ms,10 overlap_ms,1 gap_host_ms,0.5 gap_stream_ms,0.25 gap_kernels_ms,0.2 \
+        before_ms,0.01 after_ms,0.04 profiled_ms,10 plain_ms,9.9 unattributed,0 dropped,0 $3 | sed '1i kind,name,value' >made/summary.csv
+    python3 "$root/dev/reference/check_profile.py" made --overhead 2 >python.out 2>&1
+    [ $? -eq "$1" ] && why=$(says "$PWD/python.out" "$2") || why=$(tail -n 1 python.out)
+    verdict "check_profile.py: $2" "$why"
 }
-checked 'what adds up' 0 'rows_and_gaps_ms=9.950 profiled_ms=10.000 plain_ms=9.900 overhead_percent=1.0' '' --overhead 2
-checked 'too slow' 1 'FAIL profiling makes the step 1.0 % slower' '' --overhead 0.5
-checked 'rows lack what before and after have' 1 'FAIL rows and gaps are 9.850 ms, the step is 10.000 ms' \
-    'kernels_ms,9.9 before_ms,0.05 after_ms,0.1'
-checked 'a step that ends before its rows' 1 'FAIL after_ms is -0.050' 'kernels_ms,10.1 after_ms,-0.05'
-checked 'no plain step to compare with' 1 'FAIL there is no plain step' plain_ms, --overhead 10
-
-# ---------------------------------------------------------------------------------------------------------
-# What profiling must not change
-
-losses() { sed 's/, "ms".*//' "$1/log.jsonl" | grep '"loss"'; }
-same_bits() { # NAME run|ranks PLAIN PROFILED
-    $2 $small -x 12 -o "$3"
-    why=$(ended_with 0)
-    $2 $small -x 12 --profile 3 -o "$4"
-    why=${why:-$(ended_with 0)}
-    cmp -s "$3/model.safetensors" "$4/model.safetensors" || why=${why:-'model.safetensors differs'}
-    cmp -s <(losses "$3") <(losses "$4") || why=${why:-'the losses differ'}
-    [ "$(losses "$4" | wc -l)" -eq 12 ] || why=${why:-'not 12 losses in log.jsonl'}
-    verdict "$1" "$why"
-}
-same_bits 'training gives the same bits' run plain profiled
+checked 0 'rows_and_gaps_ms=9.950 profiled_ms=10.000 plain_ms=9.900 overhead_percent=1.0' ''
+checked 1 'FAIL profiling makes the step 5.3 % slower' plain_ms,9.5
+checked 1 'FAIL rows and gaps are 9.850 ms, the step is 10.000 ms' 'kernels_ms,9.9 before_ms,0.05 after_ms,0.1'
 
 # On a GPU: a step that is captured as graphs computes the same. What is measured after the save is not waited for.
 case $PROGRAM in *cu)
+    run $small -x 12 -o plain
     timeout -s KILL 20 "$PROGRAM" $small -x 12 --profile 3 --profile-energy 1 -o captured >captured.out 2>&1
     cmp -s plain/model.safetensors captured/model.safetensors && why= || why="model.safetensors differs: $(tail -n 1 captured.out)"
     verdict '--profile-energy: the same bits' "$why" ;;
@@ -112,30 +89,19 @@ took() { # OUT MOST TIMES
 attempts 'no step in log.jsonl includes the report' 'took after 0 8' $small -x 9 --profile 1 -o after
 
 for mode in forward backward; do
+    directions=forward named='forward$'
+    [ $mode = forward ] || directions='backward forward' named='forward and backward$'
     run $small -x 9 --profile 2 --mode $mode -m 3 -o "mode_$mode"
-    why=$(ended_with 0)$(lacks "mode_$mode/profile")
-    [ $mode = forward ] && want='forward ' || want='backward forward '
-    [ "$(directions "mode_$mode/profile")" = "$want" ] || why+="rows are of: $(directions "mode_$mode/profile")"
+    why=$(ended_with 0)$(wrong "mode_$mode/profile" $directions)$(says "mode_$mode/profile/profile.txt" "^mode +$named")
     ! find "mode_$mode" -name '*.safetensors' | grep -q . || why+='a checkpoint was written'
     verdict "--mode $mode: neither an optimizer's rows nor a checkpoint" "$why"
 done
-why=$(says mode_forward/profile/profile.txt '^mode +forward$')$(says mode_backward/profile/profile.txt '^mode +forward and backward$')
-verdict 'the report names the mode' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
-# Ways to start
+# Ways to end
 
-run $small -x 6 --stop-after 2 -o resumed
-run -y 1 --profile 1 --profile-warmup 2 -o resumed
-why=$(ended_with 0)$(lacks resumed/profile)$(says resumed/profile/profile.txt '^step +6, the median of 6 to 6')
-run $small -x 6 -o straight
-cmp -s straight/model.safetensors resumed/model.safetensors || why+='model.safetensors differs'
-verdict '-y 1 with --profile' "$why"
-
-before=$(find "$work" -name 'profile*' | sort)
 run $small -x 3 --profile 1 --profile-warmup 1 -o ''
 why=$(ended_with 0)$(says "$work/stdout" '^By op$')
-[ "$before" = "$(find "$work" -name 'profile*' | sort)" ] || why+='files were written'
 ! grep -q 'whole profile' "$work/stdout" || why+='files are named'
 verdict "-o '': printed, no files" "$why"
 # A run that gets SIGTERM when step N is logged.
@@ -150,55 +116,26 @@ terminated() { # N FLAG...
 terminated 3 $model -x 400 --profile 100 -o soon
 why=$(ended_with 0)$(says "$work/stdout" '^the run was stopped after 0 of 100 profiled steps: no profile was written$')
 [ ! -e soon/profile ] || why+='there is one'
-verdict 'a signal before the first profiled step: a line, no profile' "$why$(says "$work/stdout" '^stopped by signal 15 after step [0-9]+, saved$')"
+verdict 'a signal before the first profiled step: a line, no profile' "$why"
 terminated 63 $model -x 400 --profile 60 --profile-warmup 0 -o cut
 taken=$(sed -nE 's/^the run was stopped after ([0-9]+) of 60 profiled steps: the profile is of these$/\1/p' "$work/stdout")
 last=$((60 + ${taken:-0}))
-why=$(ended_with 0)$(lacks cut/profile)$(says "$work/stdout" '^By op$')
+why=$(ended_with 0)$(wrong cut/profile backward forward optimizer)
 why+=$(says "$work/stdout" "^stopped by signal 15 after step $last, saved\$")
 why+=$(says cut/profile/profile.txt "^step .* the median of 61 to $last by time, .* was stopped before the rest\$")
 verdict 'a signal between profiled steps: a profile of those' "$why"
 
-# ---------------------------------------------------------------------------------------------------------
-# Refused, before anything is written
-
-run $small -x 2 -o "$box/kept"
-verdict 'a run that must be kept' "$(ended_with 0)"
-refused 'too few steps' 2 '--profile 2 needs 9 steps .*8 are left' $small -x 8 --profile 2 -o "$box/new"
 refused 'too few steps until --stop-after' 2 '--profile 2 needs 9 steps .*5 are left' $small -x 20 --stop-after 5 --profile 2 -o "$box/new"
-refused 'too few steps left' 2 '--profile 1 needs 3 steps .*2 are left' -y 1 -x 4 --override 1 --profile 1 --profile-warmup 1 -o "$box/kept"
 energy='-e L=2,C=16,NH=2,T=16 -b 2 -s 0 --profile-energy 1'
 refused '--profile-energy without --profile' 2 '--profile-energy 1: needs --profile' $energy -v 0 -x 8 -o "$box/new"
 refused '--profile-energy with steps after its own' 2 '10 steps, but 11 are left' $energy -v 0 -x 11 --profile 2 -o "$box/new"
 refused '--profile-energy with validations' 2 '--profile-energy 1 needs -v 0' $energy -v 5 -x 10 --profile 2 -o "$box/new"
-case $PROGRAM in *cu) ;; *) refused '--profile-energy on a CPU' 2 'this is the CPU build' $energy -v 0 -x 10 --profile 2 -o "$box/new" ;; esac
 refused '--mode without --profile' 2 '--mode .*--profile' $small -x 8 --mode forward -o "$box/new"
 
 # ---------------------------------------------------------------------------------------------------------
 # Ranks
 
 prepare_ranks || { skip 'two ranks' "$why"; finish; exit; }
-ranks() { # FLAG...
-    timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
-    status=$?
-}
-same_bits 'two ranks: the same bits' ranks plain2 profiled2
-verdict 'two ranks: a profile of each' "$(lacks profiled2/profile/rank_0)$(lacks profiled2/profile/rank_1)"
-why=$(says "$work/stdout" '^slowest +rank [01]')
-[ "$(grep -c '^By op$' "$work/stdout")" = 1 ] || why+='not printed once'
-for rank in 0 1; do
-    folder=profiled2/profile/rank_$rank
-    for pattern in "^rank +$rank of 2\$" "^step .* by the slowest rank's time," \
-        'The slowest is rank [01], [0-9.]+ % slower than rank [01]\.$' \
-        '^slowest +rank [01] with [0-9.]+ ms of its own work' '^overlap +[0-9.]+ % of'; do
-        why+=$(says $folder/profile.txt "$pattern")
-    done
-    rows="$(number $folder unattributed) $(directions $folder)"
-    [[ $rows = '0 '*'communication '* ]] || why+="rows of rank $rank: $rows"
-done
-table() { sed -n '/^The ranks$/,/^$/p' "profiled2/profile/rank_$1/profile.txt"; }
-[ -n "$(table 0)" ] && [ "$(table 0)" = "$(table 1)" ] || why+='the ranks report different steps'
-verdict 'two ranks: rank 0 prints, the table of ranks names the slowest' "$why"
 # Rank 1 waits four seconds while it flushes its report.
 "${CC:-gcc}" -shared -fPIC -x c -o slow.so - <<'EOP'
 #include <stdio.h>
@@ -212,10 +149,27 @@ int fsync(int fd) {
     return (int)syscall(SYS_fsync, fd);
 }
 EOP
+ranks() { # FLAG...
+    LD_PRELOAD=$PWD/slow.so ASAN_OPTIONS=verify_asan_link_order=0 timeout --foreground 180 mpirun --oversubscribe \
+        --bind-to none -np 2 "$PROGRAM" "$@" </dev/null >"$work/stdout" 2>"$work/stderr"
+    status=$?
+}
 began=$SECONDS
-LD_PRELOAD=$PWD/slow.so ASAN_OPTIONS=verify_asan_link_order=0 ranks $small -x 9 --profile 1 -o late
+ranks $small -x 9 --profile 1 -o two
 [ $((SECONDS - began)) -ge 4 ] && why= || why='rank 1 did not wait'
-verdict 'two ranks: no step includes a report that takes seconds' "$why$(ended_with 0)$(took late 1000 8)$(says late/profile/rank_1/profile.txt '^The ranks$')"
+verdict 'two ranks: no step includes a report that takes seconds' "$why$(ended_with 0)$(took two 1000 8)"
+why=$(says "$work/stdout" '^slowest +rank [01]')
+[ "$(grep -c '^By op$' "$work/stdout")" = 1 ] || why+='not printed once'
+for rank in 0 1; do
+    why+=$(wrong two/profile/rank_$rank backward communication forward optimizer)
+    for pattern in "^rank +$rank of 2\$" 'The slowest is rank [01], [0-9.]+ % slower than rank [01]\.$' \
+        '^slowest +rank [01] with [0-9.]+ ms of its own work' '^overlap +[0-9.]+ % of'; do
+        why+=$(says two/profile/rank_$rank/profile.txt "$pattern")
+    done
+done
+table() { sed -n '/^The ranks$/,/^$/p' "two/profile/rank_$1/profile.txt"; }
+[ "$(table 0)" = "$(table 1)" ] || why+='the ranks report different steps'
+verdict 'two ranks: a profile of each, rank 0 prints, the table of ranks names the slowest' "$why"
 ranks $small -x 3 --profile 1 --profile-warmup 1 --mode backward -z 1 -o both
-verdict 'two ranks: --mode backward' "$(ended_with 0)$(lacks both/profile/rank_1)"
+verdict 'two ranks: --mode backward' "$(ended_with 0)$(wrong both/profile/rank_1 backward communication forward)"
 finish
