@@ -251,11 +251,11 @@ def parse_options(description, add_options, arguments):
     parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
     cores = min(os.cpu_count() or 1, 256)
     parser.add_argument("--processes", type=positive, default=cores, metavar="N", help="default: all cores")
-    parser.add_argument("--save-every", type=seconds, default=30, metavar="S", help="for a restart (default: 30 seconds)")
+    parser.add_argument("--save-every", type=seconds, default=30, metavar="S", help="seconds, for a restart (30)")
     parser.add_argument("--restart", action="store_true", help="give up what an unfinished preparation left in --out")
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument("--part", type=part, metavar="K/N", help="do the K-th of N parts, in OUT/parts, for --join")
-    parts.add_argument("--join", action="store_true", help="make the files from all parts: the same command with --join")
+    parts.add_argument("--join", action="store_true", help="make the files from all parts, by the same command")
     add_options(parser)
     options = parser.parse_args(arguments)
     for name, needs in (("revision", "dataset"), ("sha256", "url")):

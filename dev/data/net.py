@@ -80,7 +80,7 @@ class Batch:
 
 
 class Files:
-    """A position is the number of pieces before it: reading them again takes little time compared with encoding them."""
+    """A position is the number of pieces before it: reading them again takes little time beside encoding."""
 
     def __init__(self, options):
         self.options, self.paths, self.title = options, options.local, options.local[0]

@@ -5,9 +5,9 @@
     prepare_bert.py --local FILE... --train-vocab 30522 --out DIR
     prepare_bert.py --dataset wikipedia --vocab vocab.txt --out DIR
 
-Needs Python 3.8 or later and the packages `tokenizers` and `numpy`, for --dataset also `datasets`. The vocabulary is a WordPiece
-vocab.txt, or --train-vocab N makes one of N tokens from the text: from all of --local and --url, from the first billion
-characters of --dataset. It is uncased unless --cased.
+Needs Python 3.8 or later and the packages `tokenizers` and `numpy`, for --dataset also `datasets`. The vocabulary is a
+WordPiece vocab.txt, or --train-vocab N makes one of N tokens from the text: from all of --local and --url, from the
+first billion characters of --dataset. It is uncased unless --cased.
 
 Input files, recognized by their names and first bytes, in the order given:
   plain text      one document a file, cut into sentences here; with --lines one sentence a line, and a blank line
@@ -31,9 +31,9 @@ its work is in preparation/ in the output directory; work and output together ta
 
 A preparation can be divided among jobs, on one machine or on several with one file system: run the same command with
 --part 1/8, --part 2/8, ... --part 8/8, in any order, then once with --join. The output equals that of a single run.
-Each part reads its share of the files, so there are at most as many parts as files. It has its own work in parts/ in the
-output directory and can be resumed. --join checks that all parts are there, writes the files from them, and then removes
-them.
+Each part reads its share of the files, so there are at most as many parts as files. It has its own work in parts/ in
+the output directory and can be resumed. --join checks that all parts are there, writes the files from them, and then
+removes them.
 
 A sentence ends at a line's end, and after . ! ? (and closing quotes or brackets after them) before white space and a
 possible sentence start; not after an initial or a common abbreviation. [MASK] and the like in a text are ordinary text.
@@ -268,7 +268,8 @@ def about(vocabulary):
     continues = [token.startswith("##") and len(token) > 2 for token in vocabulary]
     continues += [False] * (-len(continues) % 32)
     special = [vocabulary.index(t) for t in SPECIAL]
-    return struct.pack("<6iQ", len(vocabulary), *special, hash_of(vocabulary)), np.packbits(continues, bitorder="little")
+    end_of_header = struct.pack("<6iQ", len(vocabulary), *special, hash_of(vocabulary))
+    return end_of_header, np.packbits(continues, bitorder="little")
 
 
 def write_file(path, encoded, documents, sentences, tokens, words):

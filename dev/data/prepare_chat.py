@@ -279,8 +279,8 @@ def with_rows(file, name, first, size):
 
 
 def write_model(directory, folder, known, size, eos):
-    """The model of a directory in another one. Of its vocabulary of `size`, the tokens from `known` on are new; the model
-    may have rows for them already, which no token had. `eos`: the token that ends an answer."""
+    """The model of a directory in another one. Of its vocabulary of `size`, the tokens from `known` on are new; the
+    model may have rows for them already, which no token had. `eos`: the token that ends an answer."""
     config = read_json(os.path.join(directory, "config.json"))
     V, L = (config_number(config, "config.json", key) for key in ("vocab_size", "n_layer"))
     weights = Weights(directory, "transformer.")

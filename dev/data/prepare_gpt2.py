@@ -6,10 +6,11 @@
     prepare_gpt2.py --dataset tinyshakespeare --vocab DIR --out DIR
     prepare_gpt2.py --local FILE... --train-vocab 16384 --out DIR
 
-Needs Python 3.8 or later and the packages `tokenizers` and `numpy`, for --dataset also `datasets`. --vocab is a directory that holds
-vocab.json (or encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json. --train-vocab N makes a tokenizer of N
-tokens from the text: a byte-level BPE that splits words like GPT-2's, from all of --local and --url, from the first
-billion characters of --dataset. The 256 bytes come first, <|endoftext|> last; the same text gives the same tokenizer.
+Needs Python 3.8 or later and the packages `tokenizers` and `numpy`, for --dataset also `datasets`. --vocab is a
+directory that holds vocab.json (or encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json. --train-vocab N
+makes a tokenizer of N tokens from the text: a byte-level BPE that splits words like GPT-2's, from all of --local and
+--url, from the first billion characters of --dataset. The 256 bytes come first, <|endoftext|> last; the same text gives
+the same tokenizer.
 
 Input files, recognized by their names and first bytes, in the order given:
   plain text      one document per file
@@ -33,9 +34,9 @@ its work is in preparation/ in the output directory; work and shards together ta
 
 A preparation can be divided among jobs, on one machine or on several with one file system: run the same command with
 --part 1/8, --part 2/8, ... --part 8/8, in any order, then once with --join. The output equals that of a single run.
-Each part reads its share of the files, so there are at most as many parts as files. It has its own work in parts/ in the
-output directory and can be resumed. --join checks that all parts are there, writes the shards from them, and then removes
-them.
+Each part reads its share of the files, so there are at most as many parts as files. It has its own work in parts/ in
+the output directory and can be resumed. --join checks that all parts are there, writes the shards from them, and then
+removes them.
 
 Validation is one of:
   --val-tokens N      the FIRST N tokens, as llm.c does with tinyshakespeare; the rest is for training

@@ -4,8 +4,8 @@ Encoded data is kept in OUT/preparation/, in files that only grow. state.json th
 and the matching position in the input. The same command, run again, truncates the files to that size and continues. The
 encoding depends on the input alone, so the result is the same to the last byte. The folder is removed at the end.
 
-The work of --part K/N is that of one of N jobs: it reads its share of the files, neighbours in their order, and stays in
-OUT/parts/K-of-N/. Read one after the other, as --join does, the parts are what a single run encodes.
+The work of --part K/N is that of one of N jobs: it reads its share of the files, neighbours in their order, and stays
+in OUT/parts/K-of-N/. Read one after the other, as --join does, the parts are what a single run encodes.
 
 No file of the user is replaced or removed: a folder of work has the lock in it, and prepared.json lists the files in OUT
 that are of an earlier run.
@@ -177,7 +177,8 @@ def find_parts(out, settings):
     names = os.listdir(folder) if os.path.isdir(folder) else []
     counts = sorted({int(name.rpartition("-")[2]) for name in names if re.fullmatch(r"\d+-of-\d+", name)})
     if len(counts) != 1:
-        raise UserError(f"{folder}: holds {'parts of several divisions' if counts else 'no parts'}; make --part 1/N to N/N")
+        what = "parts of several divisions" if counts else "no parts"
+        raise UserError(f"{folder}: holds {what}; make --part 1/N to --part N/N")
     found, revisions = [], set()
     for one in (Part(k, counts[0]) for k in range(1, counts[0] + 1)):
         at = one.folder(out)
@@ -327,8 +328,8 @@ class Work:
         else:
             self.files[name].flush()
             places = [(self.path(name), self.files[name].tell())]
-        counts = [size // np.dtype(dtype).itemsize for _, size in places]
-        return [np.memmap(path, dtype, "r", shape=n) if n else np.zeros(0, dtype) for (path, _), n in zip(places, counts)]
+        places = [(path, size // np.dtype(dtype).itemsize) for path, size in places]
+        return [np.memmap(path, dtype, "r", shape=n) if n else np.zeros(0, dtype) for path, n in places]
 
     def save(self):
         """Make everything encoded so far survive a kill."""
