@@ -7,6 +7,7 @@ Options that the readers use: `text_key`; `read_plain` and `read_document`, func
 import argparse
 import bz2
 import codecs
+import collections
 import gzip
 import io
 import lzma
@@ -21,6 +22,9 @@ sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.p
 import user_error  # noqa: E402
 from user_error import FAILED, Parser, Unreachable, UserError, parse_json, read_json, sync_directory  # noqa: E402, F401
 from user_error import refuse_foreign, replacing, write_atomically, writing  # noqa: E402, F401: scripts import them from here
+
+
+PARTS = "parts"  # the folder of --part's work
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -127,31 +131,12 @@ class Forward(io.RawIOBase):
         return len(data)
 
 
-class Lines(io.RawIOBase):
-    """Bytes whose lines end with LF alone: a CR right before one is dropped, any other CR is kept."""
-
-    def __init__(self, binary):
-        super().__init__()
-        self.binary, self.held = binary, b""
-
-    def readable(self):
-        return True
-
-    def readinto(self, buffer):
-        data = self.binary.read(len(buffer) - len(self.held))
-        whole = (self.held + data).replace(b"\r\n", b"\n")
-        self.held = b"\r" if data and whole.endswith(b"\r") else b""  # what follows decides
-        whole = whole[: len(whole) - len(self.held)]
-        buffer[: len(whole)] = whole
-        return len(whole) if whole or not data else self.readinto(buffer)
-
-
 def read_stream(binary, name, options, is_member):
-    binary = io.BufferedReader(Lines(binary))
+    binary = io.BufferedReader(binary)
     start = binary.peek(256)[:256]
     check_format(start)
     start = start[len(codecs.BOM_UTF8) * start.startswith(codecs.BOM_UTF8) :].lstrip()
-    text = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="\n")  # a byte order mark is not text
+    text = io.TextIOWrapper(binary, encoding="utf-8-sig")  # a byte order mark is not text, and CR LF ends a line
     name = re.sub(r"\.(gz|xz|bz2)$", "", os.path.basename(name))
     # WikiExtractor --json names its files wiki_00; with a name of its own, as code.json in an archive, a file is what it seems.
     is_json, is_wiki_json = name.endswith(".json") and not is_member, "." not in name and start.startswith(b'{"')
@@ -195,6 +180,28 @@ def read_documents(path, raw, options):
 # Command line
 
 
+class Part(collections.namedtuple("Part", "number count")):
+    """Part `number`, from 1, of `count`."""
+
+    def __str__(self):
+        return f"{self.number}/{self.count}"
+
+    def folder(self, out):
+        return os.path.join(out, PARTS, f"{self.number}-of-{self.count}")
+
+    def of(self, files):
+        """The part's share of so many files, as a range."""
+        if files < self.count:
+            raise UserError(f"--part {self}: the text has {files} files; make at most as many parts")
+        return range((self.number - 1) * files // self.count, self.number * files // self.count)
+
+
+def part(text):
+    """The argument of --part."""
+    m = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if not m or not 1 <= int(m[1]) <= int(m[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 1 to N, such as 3/64")
+    return Part(int(m[1]), int(m[2]))
 
 
 def positive(text):
@@ -226,42 +233,44 @@ def seconds(text):
     return int(text)
 
 
-def add_common_options(parser):
-    """Input and output, which every preparation has."""
+def parse_options(description, add_options, arguments):
+    """The options that every preparation of text has, and those of add_options(parser)."""
+    parser = Parser(description)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--local", nargs="+", metavar="FILE", help="text to encode")
     source.add_argument("--dataset", metavar="NAME[:CONFIG[:SPLIT[:COLUMN]]]", help="text from the net, see above")
     source.add_argument("--url", metavar="URL", help="a file from the net, read like one of --local")
+    vocabulary = parser.add_mutually_exclusive_group(required=True)
+    vocabulary.add_argument("--vocab", metavar="PATH", help="an existing vocabulary, see above")
+    vocabulary.add_argument("--train-vocab", type=vocabulary_size, metavar="N", help="make one of N tokens")
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the shards")
     parser.add_argument("--text-key", default="text", metavar="KEY", help="of .jsonl lines (default: text)")
     parser.add_argument("--revision", metavar="REV", help="of the --dataset (default: the newest, kept when resuming)")
     parser.add_argument("--sha256", metavar="HEX", help="what the file of --url must have")
     parser.add_argument("--limit-tokens", type=positive, metavar="N", help="stop there")
     parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
-    cores = min(os.cpu_count() or 1, 256)  # each takes three file descriptors of often 1,024
-    parser.add_argument(
-        "--processes", type=positive, default=cores, metavar="N", help="default: all cores, 256 at most"
-    )
-    parser.add_argument(
-        "--save-every", type=seconds, default=30, metavar="S", help="seconds, for a restart (default: 30)"
-    )
-    parser.add_argument(
-        "--restart", action="store_true", help="give up what an unfinished preparation has left in --out"
-    )
-
-
-def check_inputs(options):
+    cores = min(os.cpu_count() or 1, 256)
+    parser.add_argument("--processes", type=positive, default=cores, metavar="N", help="default: all cores")
+    parser.add_argument("--save-every", type=seconds, default=30, metavar="S", help="seconds, for a restart (30)")
+    parser.add_argument("--restart", action="store_true", help="give up what an unfinished preparation left in --out")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--part", type=part, metavar="K/N", help="do the K-th of N parts, in OUT/parts, for --join")
+    parts.add_argument("--join", action="store_true", help="make the files from all parts, by the same command")
+    add_options(parser)
+    options = parser.parse_args(arguments)
     for name, needs in (("revision", "dataset"), ("sha256", "url")):
         if getattr(options, name) is not None and getattr(options, needs) is None:
             raise UserError(f"--{name} belongs to --{needs}, which is not given")
     if options.sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", options.sha256):
         raise UserError(f"--sha256 {options.sha256}: is not 64 hexadecimal digits")
+    if (options.part or options.join) and options.train_vocab is not None:
+        flag = "--join" if options.join else "--part"
+        raise UserError(f"--train-vocab and {flag}: make the vocabulary first, from a sample, and give it with --vocab")
     for path in options.local or []:
         if not os.path.isfile(path):
             what = "is a directory; give the files in it" if os.path.isdir(path) else "no such file"
             raise UserError(f"{path}: {what}")
-        if not os.access(path, os.R_OK):
-            raise UserError(f"{path}: cannot be read; check its permissions")
+    return options
 
 
 def run(parse, prepare, arguments):

@@ -1,9 +1,9 @@
 """Sources of text for a preparation: files, a file from the net, or a data set of the Hugging Face hub.
 
 A source has settings(), by flag, that identify its text, and batches(position): ([(piece of text, whether it begins a
-document)], (the position after it, the fraction of the text done there or None, its place)), from an earlier position
-or, with None, from the beginning. Positions must survive JSON. `title` is the source's name in errors. A part
-(parts.py) gets only its own blocks; the place of a block is (its file, its number in the file).
+document)], (the position after it, the fraction of the text done there or None)), from an earlier position or, with
+None, from the beginning; with --part those of the part's files. Positions must survive JSON. `title` is the source's
+name in errors.
 
 Tests: data sets streamed from directories of parquet and jsonl files and from a stand-in for the hub on the same
 machine, and files from a local server that cuts its connections. The real hub was not used.
@@ -80,8 +80,7 @@ class Batch:
 
 
 class Files:
-    """A position is the number of pieces before it: reading them again takes little time compared with encoding them. A
-    part's position has it under "pieces"."""
+    """A position is the number of pieces before it: reading them again takes little time beside encoding."""
 
     def __init__(self, options):
         self.options, self.paths, self.title = options, options.local, options.local[0]
@@ -94,39 +93,30 @@ class Files:
         pass
 
     def batches(self, position):
-        part, files = self.options.part, len(self.paths)
-        mine = [i for i in range(files) if part is None or part.reads(i, files)]
-        sizes = {i: os.path.getsize(self.paths[i]) for i in mine}
-        total, before, count, batch = max(1, sum(sizes.values())), 0, 0, Batch()
-        known = 0 if position is None else position["pieces"] if part else position
-        for i, size in sizes.items():
-            path, block = self.paths[i], 0
+        paths, part = self.paths, self.options.part
+        if part:
+            paths = [paths[i] for i in part.of(len(paths))]
+        known, count, before, batch = position or 0, 0, 0, Batch()
+        total = max(1, sum(map(os.path.getsize, paths)))
+        for path in paths:
             try:
                 raw = open(path, "rb")
             except OSError as e:
                 raise UserError(f"{path}: cannot be read: {e.strerror}")
+            size = os.path.getsize(path)
             with raw:
                 for piece in read_documents(path, raw, self.options):
                     count += 1
-                    if part is None and count <= known:
+                    if count <= known:
                         continue
                     batch.add(piece)
                     if batch.is_full():
                         done = before + (size if raw.closed else raw.tell())
-                        if part is None or (count > known and part.encodes(i, block, files)):
-                            yield batch.pieces, self._mark(count, min(1, done / total), (i, block))
-                        batch, block = Batch(), block + 1
+                        yield batch.pieces, (count, min(1, done / total))
+                        batch = Batch()
             before += size
-            if part is not None and batch.pieces:
-                if count > known and part.encodes(i, block, files):
-                    yield batch.pieces, self._mark(count, before / total, (i, block))
-                batch = Batch()
         if batch.pieces:
-            yield batch.pieces, self._mark(count, 1, (0, 0))
-
-    def _mark(self, count, fraction, place):
-        position = {"pieces": count, "files": len(self.paths)} if self.options.part else count
-        return position, fraction, place
+            yield batch.pieces, (count, 1)
 
 
 class Download(Files):
@@ -149,7 +139,7 @@ class Download(Files):
 
     def open(self, work):
         path = work.path(self.name)
-        self.paths, self.work = [path], work
+        self.paths = [path]
         if not os.path.exists(path):
             with replacing(path, temporary=f"{path}.tmp") as f:
                 digest = self._fetch(f, path)
@@ -158,14 +148,6 @@ class Download(Files):
                         f"{self.url}: has the sha256 {digest}, not {self.sha256}; it is not the expected file"
                     )
             work.save()
-
-    def batches(self, position):
-        try:
-            yield from super().batches(position)
-        except UserError as e:  # the fetched file would fail again; a disk error may not
-            if getattr(e.__context__, "errno", None) is None:
-                self.work.forget()
-            raise
 
     def _fetch(self, f, path):
         digest, done, progress = hashlib.sha256(), 0, Progress("download")
@@ -201,9 +183,7 @@ class Download(Files):
 
 
 class Dataset:
-    """Streamed, in its own order. A position holds the library's own state, and the number of documents, by which
-    another version of the library finds the place more slowly. A part's position also has its file and block, because a
-    part streams file by file."""
+    """Streamed, in its own order. A position holds the library's own state, and the commit that is read."""
 
     def __init__(self, options):
         self.options, self.spec, self.title = options, options.dataset, f"--dataset {options.dataset}"
@@ -253,48 +233,16 @@ class Dataset:
             raise UserError(f"{self.title}: has no column {self.column!r}; there are {', '.join(columns)}")
         return stream.select_columns([self.column]), revision
 
-    def _place(self, stream, position):
-        """The stream from this position on."""
-        if position is None:
-            return stream
-        if position["stream"] is None or position["library"] != self.library.__version__:
-            return stream.skip(position["documents"])
-        stream.load_state_dict(position["stream"])
-        return stream
-
-    def _position(self, stream, documents, revision):
-        try:
-            state = json.loads(json.dumps(stream.state_dict()))
-        except (AttributeError, TypeError):
-            state = None
-        return {"documents": documents, "stream": state, "library": self.library.__version__, "revision": revision}
-
-    def _documents_in_all(self, stream):
-        return getattr((getattr(stream.info, "splits", None) or {}).get(self.split), "num_examples", None) or None
-
     def batches(self, position):
         stream, revision = self._load(position)
-        total, part = self._documents_in_all(stream), self.options.part
-        if part is None:
-            yield from self._batches(self._place(stream, position), position, revision, total, None)
-            return
-        files = stream.num_shards if hasattr(stream, "num_shards") else stream.n_shards
-        mine = [i for i in range(files) if part.reads(i, files)]
-        for i in mine:
-            if position is not None and i < position["file"]:
-                continue
-            at = position if position is not None and position["file"] == i else None
-            its_stream = self._place(stream.shard(num_shards=files, index=i), at)
-            its_total = total and max(1, total / files)
-            for batch, (mark, fraction, block) in self._batches(its_stream, at, revision, its_total, i):
-                if part.encodes(i, block, files):
-                    done = fraction and (mine.index(i) + min(1, fraction)) / len(mine)
-                    yield batch, ({**mark, "file": i, "block": block, "files": files}, done, (i, block))
-
-    def _batches(self, stream, position, revision, total, file):
-        """Of a stream that begins at `position`. `file`: None for one of all files. The place is the block's number."""
-        documents = position["documents"] if position else 0
-        rows, batch, block = iter(stream.iter(ROWS)), Batch(), position["block"] + 1 if position and file is not None else 0
+        total, part = getattr((stream.info.splits or {}).get(self.split), "num_examples", None), self.options.part
+        if part:
+            part.of(stream.num_shards)
+            stream = stream.shard(part.count, part.number - 1)
+            total = total and total / part.count
+        if position is not None:
+            stream.load_state_dict(position["stream"])
+        documents, rows, batch = position["documents"] if position else 0, iter(stream.iter(ROWS)), Batch()
         while True:
             try:
                 texts = next(rows, {self.column: None})[self.column]
@@ -307,9 +255,10 @@ class Dataset:
                 for piece in read_text(text or "", self.options):
                     batch.add(piece)
             if batch.is_full() or (texts is None and batch.pieces):
-                mark = self._position(stream, documents, revision), documents / total if total else None, block
-                yield batch.pieces, mark
-                batch, block = Batch(), block + 1
+                state = json.loads(json.dumps(stream.state_dict()))
+                mark = {"documents": documents, "stream": state, "revision": revision}
+                yield batch.pieces, (mark, min(1, documents / total) if total else None)
+                batch = Batch()
             if texts is None:
                 return
 

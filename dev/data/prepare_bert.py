@@ -5,9 +5,9 @@
     prepare_bert.py --local FILE... --train-vocab 30522 --out DIR
     prepare_bert.py --dataset wikipedia --vocab vocab.txt --out DIR
 
-Needs Python 3.8 or later and the package `tokenizers`, for --dataset also `datasets`. The vocabulary is a WordPiece
-vocab.txt, or --train-vocab N makes one of N tokens from the text: from all of --local and --url, from the first billion
-characters of --dataset. It is uncased unless --cased.
+Needs Python 3.8 or later and the packages `tokenizers` and `numpy`, for --dataset also `datasets`. The vocabulary is a
+WordPiece vocab.txt, or --train-vocab N makes one of N tokens from the text: from all of --local and --url, from the
+first billion characters of --dataset. It is uncased unless --cased.
 
 Input files, recognized by their names and first bytes, in the order given:
   plain text      one document a file, cut into sentences here; with --lines one sentence a line, and a blank line
@@ -30,9 +30,10 @@ its work is in preparation/ in the output directory; work and output together ta
 --limit-tokens stops after the document that reaches the limit.
 
 A preparation can be divided among jobs, on one machine or on several with one file system: run the same command with
---part 1/64, --part 2/64, ... --part 64/64, in any order, then once with --join. The output equals that of a single run.
-Each part has its own work in parts/ in the output directory and can be resumed. --join checks that all parts are there,
-copies them, and removes them when the files are written.
+--part 1/8, --part 2/8, ... --part 8/8, in any order, then once with --join. The output equals that of a single run.
+Each part reads its share of the files, so there are at most as many parts as files. It has its own work in parts/ in
+the output directory and can be resumed. --join checks that all parts are there, writes the files from them, and then
+removes them.
 
 A sentence ends at a line's end, and after . ! ? (and closing quotes or brackets after them) before white space and a
 possible sentence start; not after an initial or a common abbreviation. [MASK] and the like in a text are ordinary text.
@@ -51,7 +52,6 @@ Format of a file, all little-endian:
   documents + 1    uint32: the first sentence of each document, then the number of sentences
   (V + 31) / 32    uint32: bit id % 32 of word id / 32 is set if the token continues a word ("##...")
 """
-import argparse
 import hashlib
 import json
 import os
@@ -60,22 +60,14 @@ import struct
 import sys
 from array import array
 
-from documents import (
-    Parser,
-    UserError,
-    add_common_options,
-    check_inputs,
-    fraction,
-    run,
-    vocabulary_size,
-)
+import numpy as np
+
+from documents import UserError, fraction, parse_options, run
 from net import is_file, open_source
-from parts import add_options, check_options, join
-from work import Output, Progress, Work, library_threads, mapped_numbers, vocabulary_texts, write_atomically
+from work import Output, Progress, Work, copy_numbers, joined, library_threads, vocabulary_texts, write_atomically
 
 MAGIC = 20261121
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-COPY_BYTES = 1 << 22
 FILE_TOKENS = 1 << 32  # a file has less: its offsets are 32 bits wide
 
 # ----------------------------------------------------------------------------------------------------------
@@ -217,8 +209,6 @@ def encode_batch(batch):
         if len(lengths) > before:
             counts.append(len(lengths) - before)
         characters += len(text)
-    if sys.byteorder == "big":
-        tokens.byteswap()
     return characters, tokens.tobytes(), lengths, counts
 
 
@@ -226,65 +216,43 @@ def encode_batch(batch):
 # Files
 
 
-class Spool:
-    """Everything that was encoded: the tokens in a file, their layout in memory."""
+class Encoded:
+    """Everything that was encoded, up to the document that reaches `most` tokens."""
 
-    def __init__(self, work, most):
-        """The work's data up to the document that reaches `most` tokens."""
-        self.file = work.files["tokens"]
-        self.lengths = mapped_numbers(work.files["lengths"], "I")  # tokens of each sentence
-        self.counts = mapped_numbers(work.files["counts"], "I")  # sentences of each document
-        self.sizes = array("Q")  # tokens of each document
-        sentence = tokens = 0
-        for n in self.counts:
-            if most is not None and tokens >= most:
-                break
-            self.sizes.append(sum(self.lengths[sentence : sentence + n]))
-            sentence += n
-            tokens += self.sizes[-1]
-        self.counts, self.lengths = self.counts[: len(self.sizes)], self.lengths[:sentence]
+    def __init__(self, work, width, most):
+        self.tokens = work.arrays("tokens", f"<u{width}")
+        self.lengths = joined(work.arrays("lengths", "<u4"))  # tokens of each sentence
+        self.counts = joined(work.arrays("counts", "<u4"))  # sentences of each document
+        firsts = np.cumsum(self.counts, dtype=np.int64) - self.counts
+        self.sizes = np.add.reduceat(self.lengths, firsts, dtype=np.int64)  # tokens of each document
+        if most is not None:
+            n = int(np.searchsorted(np.cumsum(self.sizes), most)) + 1
+            self.sizes, self.counts = self.sizes[:n], self.counts[:n]
+            self.lengths = self.lengths[: int(self.counts.sum())]
 
 
 def first_validation_document(sizes, fraction_of_tokens):
     if fraction_of_tokens == 0:
         return len(sizes)
-    wanted, tokens, at = fraction_of_tokens * sum(sizes), 0, len(sizes)
-    while at > 0 and (tokens < wanted or len(sizes) - at < 2):
-        at -= 1
-        tokens += sizes[at]
-    if at == 0:
+    count = max(2, int(np.searchsorted(np.cumsum(sizes[::-1]), fraction_of_tokens * int(sizes.sum()))) + 1)
+    if count >= len(sizes):
         raise UserError(f"--val-fraction {fraction_of_tokens}: {len(sizes)} documents cannot be divided; give more")
-    return at
+    return len(sizes) - count
 
 
 def cut_files(sizes, first, end, most):
     """Ranges of documents of about equal size and, where documents allow it, at most `most` tokens."""
-    total = sum(sizes[first:end])
+    total = int(sizes[first:end].sum())
     count = (total + most - 1) // most
     begin, tokens, cuts = first, 0, []
-    for d in range(first, end):
-        if begin < d and (tokens + sizes[d] > most or tokens >= total / count):
+    for d, size in enumerate(sizes[first:end].tolist(), first):
+        if begin < d and (tokens + size > most or tokens >= total / count):
             cuts.append((begin, d))
             begin, tokens = d, 0
-        tokens += sizes[d]
-        if sizes[d] >= FILE_TOKENS:
-            raise UserError(f"document {d + 1} has {sizes[d]} tokens; cut it into smaller ones")
+        tokens += size
+        if size >= FILE_TOKENS:
+            raise UserError(f"document {d + 1} has {size} tokens; cut it into smaller ones")
     return cuts + [(begin, end)] if begin < end else cuts
-
-
-def write_words(f, numbers):
-    words = array("I", numbers)
-    if sys.byteorder == "big":
-        words.byteswap()
-    f.write(words.tobytes())
-
-
-def running_sum(numbers):
-    total = 0
-    yield 0
-    for n in numbers:
-        total += n
-        yield total
 
 
 def hash_of(vocabulary):
@@ -297,51 +265,44 @@ def hash_of(vocabulary):
 
 def about(vocabulary):
     """What every file records about it: the end of the header, and the words of bits."""
-    continues = [0] * ((len(vocabulary) + 31) // 32)
-    for i, token in enumerate(vocabulary):
-        if token.startswith("##") and len(token) > 2:
-            continues[i // 32] |= 1 << i % 32
+    continues = [token.startswith("##") and len(token) > 2 for token in vocabulary]
+    continues += [False] * (-len(continues) % 32)
     special = [vocabulary.index(t) for t in SPECIAL]
-    return struct.pack("<6iQ", len(vocabulary), *special, hash_of(vocabulary)), continues
+    end_of_header = struct.pack("<6iQ", len(vocabulary), *special, hash_of(vocabulary))
+    return end_of_header, np.packbits(continues, bitorder="little")
 
 
-def write_file(path, spool, documents, sentences, tokens, words, width):
+def write_file(path, encoded, documents, sentences, tokens, words):
     """Ranges [begin, end) of documents, and of the sentences and tokens in them; `words`: about() the vocabulary."""
-    n = [r[1] - r[0] for r in (tokens, sentences, documents)]
+    n, width = [r[1] - r[0] for r in (tokens, sentences, documents)], encoded.tokens[0].itemsize
     end_of_header, continues = words
     with open(path, "wb") as f:
         header = struct.pack("<2i3I", MAGIC, 1 if width == 2 else 2, *n) + end_of_header
         f.write(header.ljust(1024, b"\0"))
-        spool.file.seek(tokens[0] * width)
-        left = n[0] * width
-        while left:
-            piece = spool.file.read(min(left, COPY_BYTES))
-            f.write(piece)
-            left -= len(piece)
+        copy_numbers(f, encoded.tokens, *tokens)
         f.write(b"\0" * (-n[0] * width % 4))
-        write_words(f, running_sum(spool.lengths[slice(*sentences)]))
-        write_words(f, running_sum(spool.counts[slice(*documents)]))
-        write_words(f, continues)
+        for lengths in (encoded.lengths[slice(*sentences)], encoded.counts[slice(*documents)]):
+            f.write(b"\0" * 4 + np.cumsum(lengths, dtype="<u4").tobytes())
+        f.write(continues.tobytes())
         f.flush()
         os.fsync(f.fileno())
 
 
-def write_files(options, work, spool, vocabulary, width):
+def write_files(options, work, encoded, vocabulary):
     """Write all files in the work's folder; returns their names, and the documents and tokens for training."""
-    cut = first_validation_document(spool.sizes, options.val_fraction)
+    cut = first_validation_document(encoded.sizes, options.val_fraction)
     most = min(options.shard_tokens, FILE_TOKENS - 1)
-    names, sentence, token, total = [], 0, 0, sum(spool.sizes)
+    names, sentence, token, total = [], 0, 0, int(encoded.sizes.sum())
     progress, words = Progress("files"), about(vocabulary)
-    for prefix, first, end in (("train", 0, cut), ("val", cut, len(spool.sizes))):
-        for i, (a, b) in enumerate(cut_files(spool.sizes, first, end, most)):
+    for prefix, first, end in (("train", 0, cut), ("val", cut, len(encoded.sizes))):
+        for i, (a, b) in enumerate(cut_files(encoded.sizes, first, end, most)):
             names.append(f"{prefix}_{i:06d}.bin")
-            sentences, tokens = sentence + sum(spool.counts[a:b]), token + sum(spool.sizes[a:b])
-            path = work.path(names[-1])
-            write_file(path, spool, (a, b), (sentence, sentences), (token, tokens), words, width)
+            sentences, tokens = sentence + int(encoded.counts[a:b].sum()), token + int(encoded.sizes[a:b].sum())
+            write_file(work.path(names[-1]), encoded, (a, b), (sentence, sentences), (token, tokens), words)
             sentence, token = sentences, tokens
             progress.show(token / total, f"{len(names)} written")
     progress.end()
-    return names, cut, sum(spool.sizes[:cut])
+    return names, cut, int(encoded.sizes[:cut].sum())
 
 
 def get_vocabulary(options, source, work):
@@ -371,13 +332,13 @@ def prepare(options):
         has_vocabulary = options.vocab and os.path.isfile(target) and os.path.samefile(target, vocabulary_path(options.vocab))
         spared = ["vocab.txt"] if has_vocabulary else []
         output = Output(options.out, "prepare_bert.py", r"vocab\.txt|tokenizer_config\.json", spared)
-        if not options.join:
+        if options.join:
+            work.find_parts()
+        else:
             source.open(work)
         vocabulary = get_vocabulary(options, source, work)
         width, code = (2, "H") if len(vocabulary) <= 65536 else (4, "I")
-        if options.join:
-            join(work, settings, streams, width, lambda _, data, *__: data)
-        else:
+        if not options.join:
             arguments = (vocabulary, options.cased, options.lines, code)
             for encoded in work.encode(source, width, encode_batch, start_worker, arguments):
                 for name, data in zip(streams, encoded):
@@ -385,22 +346,21 @@ def prepare(options):
         if options.part:
             work.finish_part()
             return
-        spool = Spool(work, options.limit_tokens)
-        tokens = sum(spool.sizes)
-        if tokens == 0:
+        if not any(map(len, work.arrays("counts", "<u4"))):
             raise UserError(f"{source.title}: no text in the input")
-        names, train_documents, train_tokens = write_files(options, work, spool, vocabulary, width)
+        encoded = Encoded(work, width, options.limit_tokens)
+        names, train_documents, train_tokens = write_files(options, work, encoded, vocabulary)
         config = {"do_lower_case": not options.cased, "tokenizer_class": "BertTokenizer"}
         texts = {"vocab.txt": "\n".join(vocabulary), "tokenizer_config.json": json.dumps(config, indent=2)}
         for name, text in texts.items():
             write_atomically(work.path(name), text + "\n")
         output.publish(work.folder, names + [name for name in texts if name not in spared])
         work.forget()
-        if options.join:
-            work.forget_parts()
+        work.forget_parts()
+    documents, tokens = len(encoded.sizes), encoded.sizes.sum()
     print(
-        f"{options.out}: {len(spool.sizes)} documents, {len(spool.lengths)} sentences; training: {train_documents} "
-        f"documents, {train_tokens} tokens; validation: {len(spool.sizes) - train_documents} documents, "
+        f"{options.out}: {documents} documents, {len(encoded.lengths)} sentences; training: {train_documents} "
+        f"documents, {train_tokens} tokens; validation: {documents - train_documents} documents, "
         f"{tokens - train_tokens} tokens; {len(names)} files, vocabulary of {len(vocabulary)}"
     )
 
@@ -409,19 +369,14 @@ def prepare(options):
 # Command line
 
 
-def parse(arguments):
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    add_common_options(parser)
-    add_options(parser)
-    vocabulary = parser.add_mutually_exclusive_group(required=True)
-    vocabulary.add_argument("--vocab", metavar="PATH", help="vocab.txt, or the directory that holds it")
-    vocabulary.add_argument("--train-vocab", type=vocabulary_size, metavar="N", help="make a vocabulary of N tokens")
+def add_options(parser):
     parser.add_argument("--cased", action="store_true", help="keep upper case and accents")
     parser.add_argument("--lines", action="store_true", help="plain text: a line is a sentence, blank lines divide")
     parser.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="the last documents are")
-    options = parser.parse_args(arguments)
-    check_inputs(options)
-    check_options(options)
+
+
+def parse(arguments):
+    options = parse_options(__doc__, add_options, arguments)
     if is_file(options.dataset, "tinyshakespeare"):
         options.lines = True
     options.read_plain = read_blank_lines if options.lines else read_whole

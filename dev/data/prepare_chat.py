@@ -4,7 +4,7 @@
     prepare_chat.py --local FILE.jsonl... --model DIR --out OUT         DIR: a model to tune, with its tokenizer
     prepare_chat.py --local FILE.jsonl... --vocab DIR --out OUT         DIR: a tokenizer, for a new model
 
-Needs Python 3.8 or later and the package `tokenizers`, for --model numpy too. A line of a file (.gz .xz .bz2 too) is
+Needs Python 3.8 or later and the packages `tokenizers` and `numpy`. A line of a file (.gz .xz .bz2 too) is
 
     {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
 
@@ -28,7 +28,6 @@ tokenizer_config.json; with --model also OUT/model, the model with a row for eac
 head, if that is not tied): the mean of the other rows. What an earlier run wrote, listed in prepared.json, is replaced or
 removed; other files of these names are an error. The last conversations are for validation: --val-fraction of them.
 """
-import argparse
 import json
 import lzma
 import os
@@ -37,8 +36,11 @@ import sys
 import zlib
 from array import array
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import numpy as np
+
 from documents import Parser, UserError, check_format, decompress, fraction, parse_json, positive, read_json, run
+from export_llmc import BLOCK, to_bfloat16
+from model_dir import DTYPES, Weights, config_number
 from prepare_gpt2 import END_OF_TEXT, MAGICS, Vocabulary, make_tokenizer
 from work import Output, Work, library_threads, write_atomically
 
@@ -53,7 +55,6 @@ ROW_TOKENS = 1024  # without a model
 SHARD_TOKENS = 100_000_000
 AT_ONCE = 1024  # conversations that are encoded at a time
 OPEN_ROWS = 64  # that a conversation may still go into
-BITS = bytes(range(48, 50)) + bytes(254)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -158,75 +159,37 @@ class Encoder:
 
 def pack(conversations, length, filler):
     """(tokens, mask) of rows of this length. A conversation goes into the first row that has room."""
-    rows = []
+    rows = []  # [tokens left, tokens of each conversation, mask of each]
 
-    def finished(row):
-        row[1].extend(bytes(length - len(row[0])))
-        row[0].extend([filler] * (length - len(row[0])))
-        return row
+    def finished(left, tokens, mask):
+        return np.concatenate([*tokens, np.full(left, filler, "<u4")]), np.concatenate([*mask, np.zeros(left, "u1")])
 
     for tokens, mask in conversations:
-        row = next((r for r in rows if len(r[0]) + len(tokens) <= length), None)
+        row = next((r for r in rows if r[0] >= len(tokens)), None)
         if row is None:
             if len(rows) == OPEN_ROWS:
-                fullest = max(rows, key=lambda r: len(r[0]))
-                rows.remove(fullest)
-                yield finished(fullest)
-            row = array("I"), bytearray()
+                fullest = min(range(OPEN_ROWS), key=lambda i: rows[i][0])
+                yield finished(*rows.pop(fullest))
+            row = [length, [], []]
             rows.append(row)
-        row[0].extend(tokens)
-        row[1].extend(mask)
+        row[0] -= len(tokens)
+        row[1].append(tokens)
+        row[2].append(mask)
     for row in rows:
-        yield finished(row)
-
-
-def packed_bits(mask):
-    """Bytes of 0 and 1 as bits, the first in the lowest bit of the first byte."""
-    pieces = [mask[i : i + (1 << 16)] for i in range(0, len(mask), 1 << 16)]
-    return b"".join(
-        int(bytes(p).translate(BITS)[::-1], 2).to_bytes((len(p) + 7) // 8, "little") for p in pieces
-    )
+        yield finished(*row)
 
 
 def write_shard(path, rows, length, filler, width):
     """Rows, and one <|endoftext|>: the last row's last target."""
-    tokens, mask = 0, bytearray()
+    tokens = np.concatenate([row for row, _ in rows] + [np.array([filler], "<u4")])
+    mask = np.concatenate([counts for _, counts in rows] + [np.zeros(1, "u1")])
+    magic, version = (MAGICS[0], 1) if width == 2 else (MAGICS[1], 7)
     with open(path, "wb") as f:
-        f.write(bytes(1024))
-        for row, counts in rows + [(array("I", [filler]), bytearray(1))]:
-            values = array("H" if width == 2 else "I", row)
-            if sys.byteorder == "big":
-                values.byteswap()
-            f.write(values.tobytes())
-            tokens += len(row)
-            mask += counts
-        f.write(packed_bits(mask))
-        magic, version = (MAGICS[0], 1) if width == 2 else (MAGICS[1], 7)
-        f.seek(0)
-        f.write(struct.pack("<6I", magic, version, tokens & 0xFFFFFFFF, tokens >> 32, 1, length))
+        header = struct.pack("<6I", magic, version, len(tokens) & 0xFFFFFFFF, len(tokens) >> 32, 1, length)
+        f.write(header.ljust(1024, b"\0") + tokens.astype(f"<u{width}").tobytes())
+        f.write(np.packbits(mask, bitorder="little").tobytes())
         f.flush()
         os.fsync(f.fileno())
-
-
-class Spool:
-    """Encoded conversations in files; their lengths are in memory."""
-
-    def __init__(self, files):
-        self.tokens, self.mask = files["tokens"], files["mask"]
-        self.lengths = array("I")
-
-    def add(self, tokens, mask):
-        self.tokens.write(tokens.tobytes())
-        self.mask.write(mask)
-        self.lengths.append(len(tokens))
-
-    def read(self, first, end):
-        at = sum(self.lengths[:first])
-        self.tokens.seek(4 * at), self.mask.seek(at)
-        for length in self.lengths[first:end]:
-            tokens = array("I")
-            tokens.frombytes(self.tokens.read(4 * length))
-            yield tokens, bytearray(self.mask.read(length))
 
 
 def write_shards(folder, prefix, conversations, options, filler, width):
@@ -290,16 +253,6 @@ def extended_tokenizer(directory, vocabulary):
     return texts, ids, size
 
 
-def rows_as(dtype, row, count, np):
-    """`count` copies of a row of float32, as bytes."""
-    if dtype == "BF16":
-        bits = row.astype("<f4").view("<u4")
-        values = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
-    else:
-        values = row.astype({"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype])
-    return values.tobytes() * count
-
-
 def row_length(options):
     """--tokens, which the model's positions limit; without it as many as the model has."""
     if not options.model:
@@ -314,54 +267,49 @@ def row_length(options):
     return options.tokens or positions
 
 
-def write_model(directory, folder, known, size, eos):
-    """The model of a directory in another one. Of its vocabulary of `size`, the tokens from `known` on are new; the model may
-    have rows for them already, which no token had. `eos`: the token that ends an answer."""
-    try:
-        import numpy as np
-    except ImportError:
-        raise UserError("--model needs the Python package 'numpy'; install it with: pip install numpy")
-    import model_dir
-    from export_llmc import BLOCK
+def with_rows(file, name, first, size):
+    """The bytes of a tensor of V rows, of which those from `first` to below `size`, old ones or not, become the mean of
+    those before."""
+    dtype, shape, begin, end = file.place(name)
+    rows = file.bytes[file.data + begin : file.data + end].reshape(shape[0], -1)
+    mean = file.get(name, shape)[:first].mean(axis=0, dtype=np.float64).astype(np.float32)
+    mean = to_bfloat16(mean) if dtype == "BF16" else mean.astype(DTYPES[dtype])
+    new = np.tile(mean.view(np.uint8), (size - first, 1))
+    return np.concatenate([rows[:first], new, rows[size:]])
 
-    try:
-        config = model_dir.read_json(os.path.join(directory, "config.json"))
-        V, C, L = (model_dir.config_number(config, "config.json", key) for key in ("vocab_size", "n_embd", "n_layer"))
-        weights = model_dir.Weights(directory, "transformer.")
-        needed = ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"]
-        for name in needed + [f"h.{layer}.{name}" for layer in range(L) for name, _ in BLOCK]:
-            if not weights.find(f"transformer.{name}"):
-                raise UserError(f'{weights.path}: tensor "{name}" is missing; the file is damaged or of another model')
-        more, first = max(0, size - V), min(known, V)
-        header, plans, at = {"__metadata__": {"format": "pt"}}, [], 0
-        for name in sorted(weights.files):
-            file, new = weights.files[name], b""
-            dtype, shape, begin, end = file.place(name)
-            before = after = end  # the new rows are between them
-            if name.endswith(("wte.weight", "lm_head.weight")) and size > first:
-                mean = file.get(name, [V, C])[:first].mean(axis=0, dtype=np.float64).astype(np.float32)
-                new, shape[0] = rows_as(dtype, mean, size - first, np), V + more
-                row = (end - begin) // V
-                before, after = begin + first * row, begin + min(size, V) * row
-            size_in_file = before - begin + len(new) + end - after
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size_in_file]}
-            at += size_in_file
-            plans.append((file, begin, before, new, after, end))
-    except model_dir.UserError as e:
-        raise UserError(str(e))
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{directory}: its weights cannot be read; they are damaged")
+
+def write_model(directory, folder, known, size, eos):
+    """The model of a directory in another one. Of its vocabulary of `size`, the tokens from `known` on are new; the
+    model may have rows for them already, which no token had. `eos`: the token that ends an answer."""
+    config = read_json(os.path.join(directory, "config.json"))
+    V, L = (config_number(config, "config.json", key) for key in ("vocab_size", "n_layer"))
+    weights = Weights(directory, "transformer.")
+    needed = ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"]
+    for name in needed + [f"h.{layer}.{name}" for layer in range(L) for name, _ in BLOCK]:
+        if not weights.find(f"transformer.{name}"):
+            raise UserError(f'{weights.path}: tensor "{name}" is missing; the file is damaged or of another model')
+    header, tensors, at, first = {"__metadata__": {"format": "pt"}}, [], 0, min(known, V)
+    for name in sorted(weights.files):
+        file = weights.files[name]
+        dtype, shape, begin, end = file.place(name)
+        data = file.bytes[file.data + begin : file.data + end]
+        if name.endswith(("wte.weight", "lm_head.weight")) and size > first:
+            if dtype not in DTYPES or shape[:1] != [V]:
+                raise UserError(f'{file.path}: tensor "{name}": has not the {V} rows of config.json, or another dtype')
+            data = with_rows(file, name, first, size)
+            shape = [len(data), *shape[1:]]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + data.size]}
+        at += data.size
+        tensors.append(data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(os.path.join(folder, "model.safetensors"), "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
-        for file, begin, before, new, after, end in plans:
-            f.write(memoryview(file.bytes[file.data + begin : file.data + before]))
-            f.write(new)
-            f.write(memoryview(file.bytes[file.data + after : file.data + end]))
+        for data in tensors:
+            f.write(memoryview(data))
         f.flush()
         os.fsync(f.fileno())
-    config["vocab_size"], config["eos_token_id"] = V + more, eos
+    config["vocab_size"], config["eos_token_id"] = max(V, size), eos
     write_atomically(os.path.join(folder, "config.json"), json.dumps(config, indent=2) + "\n")
 
 
@@ -376,13 +324,14 @@ def prepare(options):
     options.tokens = row_length(options)
     with Work(options, {}, ["tokens", "mask"]) as work:
         output = Output(options.out, "prepare_chat.py", r"tokenizer(_config)?\.json|model(/.*)?")
-        spool, encoder = Spool(work.files), Encoder(vocabulary, ids, options.tokens)
-        answers = 0
+        encoder, lengths, answers = Encoder(vocabulary, ids, options.tokens), [], 0
         with library_threads():
             for tokens, mask in encoder.encode_all(read_conversations(options.local)):
-                spool.add(tokens, mask)
+                work.files["tokens"].write(tokens.tobytes())
+                work.files["mask"].write(mask)
+                lengths.append(len(tokens))
                 answers += sum(mask)
-        count = len(spool.lengths)
+        count = len(lengths)
         if encoder.left_out or encoder.cut:
             print(
                 f"longer than {options.tokens} tokens: {encoder.cut} conversations were cut at a turn "
@@ -396,7 +345,13 @@ def prepare(options):
         if held_out >= count:
             raise UserError(f"--val-fraction {options.val_fraction}: {count} conversations cannot be divided so; give more")
         width = 2 if size <= 65536 else 4
-        parts = ("val", spool.read(count - held_out, count)), ("train", spool.read(0, count - held_out))
+        tokens, mask, ends = work.arrays("tokens", "<u4")[0], work.arrays("mask", "u1")[0], np.cumsum(lengths)
+
+        def conversations(first, last):
+            for end, length in zip(ends[first:last], lengths[first:last]):
+                yield tokens[end - length : end], mask[end - length : end]
+
+        parts = ("val", conversations(count - held_out, count)), ("train", conversations(0, count - held_out))
         written = [write_shards(work.folder, *part, options, ids[END_OF_TEXT], width) for part in parts]
         names, rows = [name for w in written for name in w[0]], sum(w[1] for w in written)
         if options.model:
@@ -407,7 +362,7 @@ def prepare(options):
         for name, text in texts.items():
             write_atomically(work.path(name), text)
         output.publish(work.folder, names + list(texts))
-    total = sum(spool.lengths)
+    total = sum(lengths)
     print(
         f"{options.out}: {count - held_out} conversations for training, {held_out} for validation; {total} tokens, {answers} of "
         f"them count for the loss; {rows} rows of {options.tokens}, {100 * total / rows / options.tokens:.1f} % full; "
@@ -416,7 +371,7 @@ def prepare(options):
 
 
 def parse(arguments):
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("--local", nargs="+", required=True, metavar="FILE", help="conversations, one a line")
     tokenizer = parser.add_mutually_exclusive_group(required=True)
     tokenizer.add_argument("--model", metavar="DIR", help="model to tune: a Hugging Face directory with its tokenizer")
@@ -432,10 +387,8 @@ def parse(arguments):
     for flag, path in (("--model", options.model), ("--vocab", options.vocab)):
         if path is not None and not os.path.isdir(path):
             raise UserError(f"{path}: no such directory ({flag})")
-        if path is not None and os.path.realpath(path) in (
-            os.path.realpath(options.out),
-            os.path.realpath(os.path.join(options.out, "model")),
-        ):
+        outputs = map(os.path.realpath, (options.out, os.path.join(options.out, "model")))
+        if path is not None and os.path.realpath(path) in outputs:
             raise UserError(f"{flag} {path}: would be overwritten; choose another --out")
     return options
 

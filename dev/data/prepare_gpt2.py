@@ -6,10 +6,11 @@
     prepare_gpt2.py --dataset tinyshakespeare --vocab DIR --out DIR
     prepare_gpt2.py --local FILE... --train-vocab 16384 --out DIR
 
-Needs Python 3.8 or later and the package `tokenizers`, for --dataset also `datasets`. --vocab is a directory that holds
-vocab.json (or encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json. --train-vocab N makes a tokenizer of N
-tokens from the text: a byte-level BPE that splits words like GPT-2's, from all of --local and --url, from the first
-billion characters of --dataset. The 256 bytes come first, <|endoftext|> last; the same text gives the same tokenizer.
+Needs Python 3.8 or later and the packages `tokenizers` and `numpy`, for --dataset also `datasets`. --vocab is a
+directory that holds vocab.json (or encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json. --train-vocab N
+makes a tokenizer of N tokens from the text: a byte-level BPE that splits words like GPT-2's, from all of --local and
+--url, from the first billion characters of --dataset. The 256 bytes come first, <|endoftext|> last; the same text gives
+the same tokenizer.
 
 Input files, recognized by their names and first bytes, in the order given:
   plain text      one document per file
@@ -32,9 +33,10 @@ its work is in preparation/ in the output directory; work and shards together ta
 <|endoftext|> is written before each document. If that string occurs in a text it is encoded as ordinary text.
 
 A preparation can be divided among jobs, on one machine or on several with one file system: run the same command with
---part 1/64, --part 2/64, ... --part 64/64, in any order, then once with --join. The output equals that of a single run.
-Each part has its own work in parts/ in the output directory and can be resumed. --join checks that all parts are there,
-copies them, and removes them when the files are written.
+--part 1/8, --part 2/8, ... --part 8/8, in any order, then once with --join. The output equals that of a single run.
+Each part reads its share of the files, so there are at most as many parts as files. It has its own work in parts/ in
+the output directory and can be resumed. --join checks that all parts are there, writes the shards from them, and then
+removes them.
 
 Validation is one of:
   --val-tokens N      the FIRST N tokens, as llm.c does with tinyshakespeare; the rest is for training
@@ -46,8 +48,6 @@ Writes train_000000.bin ... and val_000000.bin ..., of equal size and at most --
 tokenizer's files, with which the trainer decodes its samples. What an earlier run wrote to the output directory, listed
 there in prepared.json, is replaced when everything else is done; other files of these names are an error.
 """
-import argparse
-import bisect
 import hashlib
 import json
 import os
@@ -56,34 +56,18 @@ import struct
 import sys
 from array import array
 
-from documents import (
-    Parser,
-    UserError,
-    add_common_options,
-    check_inputs,
-    fraction,
-    positive,
-    read_json,
-    run,
-    vocabulary_size,
-)
+import numpy as np
+
+from documents import UserError, fraction, parse_options, positive, read_json, run
 from net import is_file, open_source
-from parts import add_options, check_options, join
-from work import Output, Progress, Work, library_threads, mapped_numbers, vocabulary_texts, write_atomically
+from work import Output, Progress, Work, copy_numbers, joined, library_threads, vocabulary_texts, write_atomically
 
 END_OF_TEXT = "<|endoftext|>"
 MAGICS = 20240520, 20240801  # of shards of uint16 and of uint32
 LEAST_VOCABULARY = 257  # of --train-vocab
 PIECE_CHARACTERS = 1 << 18  # plain text is encoded in pieces of about this length
-COPY_BYTES = 1 << 22
 SETTINGS = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
-TOKENIZER_FILES = [
-    "vocab.json",
-    "merges.txt",
-    "encoder.json",
-    "vocab.bpe",
-    *SETTINGS,
-]
+TOKENIZER_FILES = ["vocab.json", "merges.txt", "encoder.json", "vocab.bpe", *SETTINGS]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -321,8 +305,6 @@ def encode_batch(batch):
             starts.append(len(tokens))
             tokens.append(worker["end_of_text"])
         tokens.extend(encoding.ids)
-    if sys.byteorder == "big":
-        tokens.byteswap()
     return sum(map(len, texts)), tokens.tobytes(), starts
 
 
@@ -339,47 +321,35 @@ def split_of(options, total, starts):
     if options.val_fraction == 0:
         return (0, 0), (0, total)
     cut = total - int(options.val_fraction * total)
-    next_document = bisect.bisect_left(starts, cut)
+    next_document = np.searchsorted(starts, cut)
     if next_document < len(starts):
-        cut = starts[next_document]
+        cut = int(starts[next_document])
     if not 0 < cut < total:
         raise UserError(f"--val-fraction {options.val_fraction}: {total} tokens cannot be divided; give more text")
     return (cut, total), (0, cut)
 
 
-def write_shards(work, prefix, begin, end, options, width, progress):
-    """Copy tokens begin .. end - 1 into shards of equal size; returns their names."""
-    n = end - begin
-    count = (n + options.shard_tokens - 1) // options.shard_tokens
-    magic, version = (MAGICS[0], 1) if width == 2 else (MAGICS[1], 7)
-    names, spool = [], work.files["tokens"]
-    spool.seek(begin * width)
+def write_shards(work, prefix, tokens, begin, end):
+    """Tokens begin .. end - 1 of arrays in shards of equal size; returns their names."""
+    n, most = end - begin, work.options.shard_tokens
+    count, names, progress = (n + most - 1) // most, [], Progress(prefix)
+    magic, version = (MAGICS[0], 1) if tokens[0].itemsize == 2 else (MAGICS[1], 7)
     for i in range(count):
-        tokens = n * (i + 1) // count - n * i // count
-        name = f"{prefix}_{i:06d}.bin"
-        with open(work.path(name), "wb") as f:
-            f.write(struct.pack("<4I", magic, version, tokens & 0xFFFFFFFF, tokens >> 32).ljust(1024, b"\0"))
-            left = tokens * width
-            while left:
-                piece = spool.read(min(left, COPY_BYTES))
-                f.write(piece)
-                left -= len(piece)
-                done = spool.tell() - begin * width
-                progress.show(done / (n * width), f"{prefix}, {done / 1e6:.0f} MB")
+        first, last = begin + n * i // count, begin + n * (i + 1) // count
+        names.append(f"{prefix}_{i:06d}.bin")
+        with open(work.path(names[-1]), "wb") as f:
+            size = last - first
+            f.write(struct.pack("<4I", magic, version, size & 0xFFFFFFFF, size >> 32).ljust(1024, b"\0"))
+            copy_numbers(f, tokens, first, last)
             f.flush()
             os.fsync(f.fileno())
-        names.append(name)
+        progress.show((last - begin) / n, f"{i + 1} shards")
+    progress.end()
     return names
 
 
-def relocated(_, data, begin, tokens):
-    """Starts of documents in a part, in the whole."""
-    return array("Q", [s - begin + tokens for s in memoryview(data).cast("Q")]).tobytes()
-
-
 def encode_text(options, source, work, vocabulary, width):
-    code = "H" if width == 2 else "I"
-    arguments = (vocabulary.text, vocabulary.end_of_text, code)
+    arguments = (vocabulary.text, vocabulary.end_of_text, "H" if width == 2 else "I")
     for encoded, begins in work.encode(source, width, encode_batch, start_worker, arguments):
         total = work.files["tokens"].tell() // width
         work.files["tokens"].write(encoded)
@@ -396,40 +366,37 @@ def prepare(options):
         "--split-blank-lines": options.split_blank_lines,
         "--limit-tokens": options.limit_tokens,
     }
-    streams = ["tokens", "starts"]
-    with Work(options, settings, streams) as work:
+    with Work(options, settings, ["tokens", "starts"]) as work:
         has_tokenizer = bool(options.vocab) and os.path.samefile(options.vocab, options.out)
         names = "|".join(map(re.escape, TOKENIZER_FILES))
         output = Output(options.out, "prepare_gpt2.py", names, ["config.json", *TOKENIZER_FILES] if has_tokenizer else ())
-        if not options.join:
+        if options.join:
+            work.find_parts()
+        else:
             source.open(work)
         vocabulary = get_vocabulary(options, source, work)
         width = 2 if vocabulary.size <= 65536 else 4
-        if options.join:
-            join(work, settings, streams, width, relocated)
-        else:
+        if not options.join:
             encode_text(options, source, work, vocabulary, width)
         if options.part:
             work.finish_part()
             return
-        starts, total = mapped_numbers(work.files["starts"], "Q"), work.done["tokens"]
+        tokens, starts = work.arrays("tokens", f"<u{width}"), work.arrays("starts", "<u8")
+        before = np.cumsum([0] + [len(numbers) for numbers in tokens])
+        starts, total = joined([first + numbers for first, numbers in zip(before, starts)]), int(before[-1])
         if options.limit_tokens is not None and total > options.limit_tokens:
             total = options.limit_tokens
-            starts = starts[: bisect.bisect_left(starts, total)]
+            starts = starts[: np.searchsorted(starts, total)]
         if total == 0:
             raise UserError(f"{source.title}: no text in the input")
         val, train = split_of(options, total, starts)
-        progress = Progress("shards")
-        names = write_shards(work, "val", val[0], val[1], options, width, progress)
-        names += write_shards(work, "train", train[0], train[1], options, width, progress)
-        progress.end()
+        names = write_shards(work, "val", tokens, *val) + write_shards(work, "train", tokens, *train)
         copies = {} if has_tokenizer else vocabulary.copies
         for name, data in copies.items():
             write_atomically(work.path(name), data)
         output.publish(work.folder, names + list(copies))
         work.forget()
-        if options.join:
-            work.forget_parts()
+        work.forget_parts()
     print(
         f"{options.out}: {len(starts)} documents, {train[1] - train[0]} training tokens, "
         f"{val[1] - val[0]} validation tokens, {len(names)} shards, vocabulary of {vocabulary.size}"
@@ -440,13 +407,7 @@ def prepare(options):
 # Command line
 
 
-def parse(arguments):
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    add_common_options(parser)
-    add_options(parser)
-    vocabulary = parser.add_mutually_exclusive_group(required=True)
-    vocabulary.add_argument("--vocab", metavar="DIR", help="directory of the tokenizer")
-    vocabulary.add_argument("--train-vocab", type=vocabulary_size, metavar="N", help="make a tokenizer of N tokens")
+def add_options(parser):
     validation = parser.add_mutually_exclusive_group()
     validation.add_argument("--val-tokens", type=positive, metavar="N", help="the first N tokens are validation")
     validation.add_argument("--val-fraction", type=fraction, metavar="F", help="the last documents are (default: 0.01)")
@@ -455,9 +416,10 @@ def parse(arguments):
         action="store_true",
         help="a section that ends with a blank line is a document, as llm.c prepares tinyshakespeare",
     )
-    options = parser.parse_args(arguments)
-    check_inputs(options)
-    check_options(options)
+
+
+def parse(arguments):
+    options = parse_options(__doc__, add_options, arguments)
     options.read_plain = options.read_document = read_plain
     options.drop_titles = False
     if is_file(options.dataset, "tinyshakespeare"):

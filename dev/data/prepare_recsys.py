@@ -20,7 +20,6 @@ line at a time; memory holds the values' counts and the categories of --held-out
 The file: a header of 256 int32 (magic 20261124, version 1, tables, numbers, training samples and held-out samples as
 int64, rows of each table), then for each sample the label (int32), the numbers (float32) and the ids (int32).
 """
-import argparse
 import math
 import os
 import struct
@@ -137,7 +136,7 @@ def write_clicks(out, paths, threshold, held_out):
 
 
 def main(arguments):
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("files", nargs="+", metavar="FILE", help="u.data, ratings.dat, ratings.csv or Criteo's files")
     parser.add_argument("--out", required=True, metavar="FILE.bin", help="the prepared file")
     parser.add_argument("--format", choices=("movielens", "criteo"), default="movielens")

@@ -4,148 +4,47 @@ Encoded data is kept in OUT/preparation/, in files that only grow. state.json th
 and the matching position in the input. The same command, run again, truncates the files to that size and continues. The
 encoding depends on the input alone, so the result is the same to the last byte. The folder is removed at the end.
 
+The work of --part K/N is that of one of N jobs: it reads its share of the files, neighbours in their order, and stays
+in OUT/parts/K-of-N/. Read one after the other, as --join does, the parts are what a single run encodes.
+
 No file of the user is replaced or removed: a folder of work has the lock in it, and prepared.json lists the files in OUT
 that are of an earlier run.
 """
 import collections
+import concurrent.futures
 import contextlib
 import fcntl
 import json
-import mmap
 import multiprocessing
-import multiprocessing.connection
 import os
-import queue
 import re
 import shutil
 import signal
-import struct
 import sys
 import threading
 import time
-import traceback
-from array import array
 
-import parts
-from documents import Unreachable, UserError, parse_json, read_json, sync_directory, write_atomically
+import numpy as np
+
+from documents import PARTS, Part, Unreachable, UserError, parse_json, read_json, sync_directory, write_atomically
 
 FOLDER, STATE, LOCK = "preparation", "state.json", "preparation.lock"
 MANIFEST, SHARD = "prepared.json", r"(train|val)_\d{6}\.bin"
 COUNTS = "position", "complete", "tokens", "sizes"  # what is recorded of the work, besides its settings
-SIGNALS = signal.SIGINT, signal.SIGTERM
+COPY_BYTES = 1 << 22
 
 
 # ----------------------------------------------------------------------------------------------------------
 # Several processes
 
 
-def receive(pipe, batches):
-    """Takes each batch as soon as it arrives, so that the parent does not wait for a busy worker."""
-    try:
-        while True:
-            batches.put(pipe.recv())
-    except (EOFError, OSError):
-        pass  # without its parent a worker has nothing to do
-    except BaseException:  # such as a lack of memory
-        traceback.print_exc()
-    finally:
-        os._exit(1)
-
-
-def serve(pipe, parents_ends, encode_batch, start, arguments):
-    """The main loop of a worker."""
-    for end in parents_ends:
-        end.close()  # inherited by the fork, but they must close with the parent
-    # An interrupt is for the parent to handle.
+def begin_worker(start, arguments):
+    """In a new process: interrupts are for its parent to handle, and it ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
     start(*arguments)
-    batches = queue.SimpleQueue()
-    threading.Thread(target=receive, args=(pipe, batches), daemon=True).start()
-    with contextlib.suppress(BrokenPipeError):
-        while True:
-            pipe.send(encode_batch(batches.get()))
-
-
-class Workers:
-    """Processes that encode batches. Each has its own pipe, which closes with it, so a killed worker is noticed at any
-    time, also in the middle of an answer. (The pools of the standard library then wait for the rest.)"""
-
-    def __init__(self, count, encode_batch, start, arguments):
-        self.pipes, self.processes = [], []
-        self.given = collections.deque()  # (worker, mark) of the batches that were not taken, from the oldest
-        self.waiting = [0] * count  # batches that a worker has not answered
-        self.answers = [collections.deque() for _ in range(count)]  # that were not taken
-        try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until all workers exist and can be stopped
-            for _ in range(count):
-                mine, theirs = multiprocessing.Pipe()
-                self.pipes.append(mine)
-                with theirs:
-                    its_arguments = theirs, list(self.pipes), encode_batch, start, arguments
-                    process = multiprocessing.Process(target=serve, args=its_arguments, daemon=True)
-                    process.start()
-                self.processes.append(process)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in self.processes:
-            process.kill()  # it has no state to save
-            process.join()
-        for pipe in self.pipes:
-            pipe.close()
-
-    def _lost(self, worker):
-        process = self.processes[worker]
-        process.join()
-        if (process.exitcode or 0) > 0:  # None: not known, where the system collects processes itself
-            return Unreachable("a worker process failed, with the error above")
-        return Unreachable("a worker process was killed, perhaps for want of memory; fewer --processes need less")
-
-    def give(self, batch, mark):
-        worker = self.waiting.index(min(self.waiting))
-        self.given.append((worker, mark))
-        self.waiting[worker] += 1
-        try:
-            self.pipes[worker].send(batch)
-        except OSError:
-            raise self._lost(worker) from None
-
-    def _receive(self, seconds):
-        """Read all answers that arrive within these seconds (None: wait for at least one), from any worker, so that
-        none waits for another."""
-        for pipe in multiprocessing.connection.wait(self.pipes, seconds):
-            worker = self.pipes.index(pipe)
-            try:
-                self.answers[worker].append(pipe.recv())
-            except (EOFError, OSError):
-                raise self._lost(worker) from None
-            self.waiting[worker] -= 1
-
-    def has_answered(self):
-        """Whether take() need not wait."""
-        self._receive(0)
-        return len(self.answers[self.given[0][0]]) > 0
-
-    def take(self):
-        """The result of the oldest batch that was not taken yet, and its mark."""
-        worker, mark = self.given.popleft()
-        while not self.answers[worker]:
-            self._receive(None)
-        return self.answers[worker].popleft(), mark
-
-
-def until_failure(batches, failures):
-    """Yield what was read before a source failed: it is encoded too."""
-    try:
-        yield from batches
-    except Unreachable as e:
-        failures.append(e)
 
 
 def encode_all(processes, batches, encode_batch, start, arguments):
@@ -156,15 +55,31 @@ def encode_all(processes, batches, encode_batch, start, arguments):
         for batch, mark in batches:
             yield encode_batch(batch), mark
         return
-    failures = []
-    # Forked before the first batch is asked for: reading a data set starts threads.
-    with Workers(processes, encode_batch, start, arguments) as workers:
-        for batch, mark in until_failure(batches, failures):
-            workers.give(batch, mark)
-            while workers.given and (len(workers.given) > 4 * processes or workers.has_answered()):
-                yield workers.take()
-        while workers.given:
-            yield workers.take()
+    failures, given = [], collections.deque()  # (future, mark) from the oldest
+    context = multiprocessing.get_context("fork")
+    pool = concurrent.futures.ProcessPoolExecutor(processes, context, begin_worker, (start, arguments))
+
+    def give():
+        pool.submit(int)  # so that processes begin before the first batch: reading a data set starts threads
+        try:
+            for batch, mark in batches:
+                given.append((pool.submit(encode_batch, batch), mark))
+                yield 4 * processes
+        except Unreachable as e:  # what was read before is encoded too
+            failures.append(e)
+        yield 0
+
+    try:
+        for most in give():
+            while len(given) > most or (given and given[0][0].done()):
+                future, mark = given.popleft()
+                yield future.result(), mark
+    except concurrent.futures.process.BrokenProcessPool:
+        raise Unreachable("a worker process was killed, perhaps for want of memory; fewer --processes need less")
+    finally:
+        for future, _ in given:
+            future.cancel()
+        pool.shutdown(wait=False)
     if failures:
         raise failures[0]
 
@@ -173,19 +88,12 @@ def encode_all(processes, batches, encode_batch, start, arguments):
 # Progress
 
 
-def duration(seconds):
-    seconds = int(seconds + 0.5)
-    hours = f"{seconds // 3600}:" if seconds >= 3600 else ""
-    return f"{hours}{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-
-
 class Progress:
     """The progress of a stage of the work, on stderr: a line that is rewritten on terminals, elsewhere one twice a
     minute."""
 
     def __init__(self, what):
-        self.what, self.shown = what, time.monotonic()
-        self.first = None
+        self.what, self.shown, self.first = what, time.monotonic(), None
         self.tty = sys.stderr.isatty()
 
     def show(self, fraction, text):
@@ -200,8 +108,8 @@ class Progress:
         if fraction is not None:
             line += f", {100 * fraction:.1f} %"
             if fraction > self.first:
-                left = (now - self.counted) * (1 - fraction) / (fraction - self.first)
-                line += f", {duration(left)} left"
+                left = int((now - self.counted) * (1 - fraction) / (fraction - self.first))
+                line += f", {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
         print(f"\r{line}\033[K" if self.tty else line, end="" if self.tty else "\n", file=sys.stderr, flush=True)
 
     def end(self):
@@ -213,27 +121,15 @@ class Progress:
 # The text that a vocabulary is made from
 
 VOCABULARY_CHARACTERS = 1_000_000_000  # of a data set; of --local and --url all
-LONG_WORD = 1000  # characters
-
-
-def cut_long_words(text):
-    """The text in pieces without words, or white space, of twice that length: the library's time grows with its square."""
-    begin = 0
-    for end in range(LONG_WORD, len(text) + 1, LONG_WORD):
-        block = text[end - LONG_WORD : end]
-        if block.isspace() or block.split(None, 1)[0] == block:
-            yield text[begin:end]
-            begin = end
-    yield text[begin:]
 
 
 def vocabulary_texts(options, source):
     progress, characters = Progress("vocabulary"), 0
     with contextlib.closing(source.batches(None)) as batches:
-        for batch, (_, done, _) in batches:
+        for batch, (_, done) in batches:
             for text, _ in batch:
                 characters += len(text)
-                yield from cut_long_words(text)
+                yield text
             if options.dataset is not None:
                 done = max(done or 0, characters / VOCABULARY_CHARACTERS)
             progress.show(done, f"{characters / 1e6:.1f} M characters")
@@ -253,21 +149,65 @@ def library_threads():
 
 
 # ----------------------------------------------------------------------------------------------------------
+# Parts
+
+
+def read_state(folder):
+    """(settings, what is done) of a folder of work, or None."""
+    path = os.path.join(folder, STATE)
+    try:
+        with open(path, encoding="utf-8") as f:
+            state = parse_json(f.read())
+        done = {name: state[name] for name in COUNTS}
+        done["sizes"] = {name: int(size) for name, size in done["sizes"].items()}
+        return dict(state["settings"]), done
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{path}: is damaged; --restart starts again")
+
+
+def other_setting(a, b):
+    return next((flag for flag in sorted({*a, *b}) if a.get(flag) != b.get(flag)), None)
+
+
+def find_parts(out, settings):
+    """[(folder, sizes of its streams)] of all parts in OUT/parts, which must be finished and of this preparation."""
+    folder = os.path.join(out, PARTS)
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    counts = sorted({int(name.rpartition("-")[2]) for name in names if re.fullmatch(r"\d+-of-\d+", name)})
+    if len(counts) != 1:
+        what = "parts of several divisions" if counts else "no parts"
+        raise UserError(f"{folder}: holds {what}; make --part 1/N to --part N/N")
+    found, revisions = [], set()
+    for one in (Part(k, counts[0]) for k in range(1, counts[0] + 1)):
+        at = one.folder(out)
+        its_settings, done = read_state(at) or (None, None)
+        if done is None:
+            raise UserError(f"part {one}: is not there, in {at}; make all parts first")
+        flag = other_setting(its_settings, {**settings, "--part": str(one)})
+        if flag:
+            raise UserError(f"part {one}: is of another preparation, with another {flag}; see {at}")
+        if not done["complete"]:
+            raise UserError(f"part {one}: is not finished; give its command again")
+        for name, size in done["sizes"].items():
+            path = os.path.join(at, name)
+            if not os.path.isfile(path) or os.path.getsize(path) < size:
+                raise UserError(f"part {one}: {path} is shorter than its {STATE} says; make this part again")
+        found.append((at, done["sizes"]))
+        revisions.add(done["position"]["revision"] if isinstance(done["position"], dict) else None)
+    if len(revisions) > 1:
+        raise UserError(f"{folder}: its parts are of several revisions of the data set; give --revision to all")
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------
 # Work that can be resumed
-
-
-def mapped_numbers(file, code):
-    """The numbers in a file, mapped: there may be billions."""
-    file.flush()
-    if file.seek(0, os.SEEK_END) == 0:
-        return memoryview(array(code))
-    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).cast(code)
 
 
 class Work:
     """`streams` are the files that grow; the first one holds the tokens. `settings`, by flag, are what their bytes
-    depend on: unfinished work of others is refused. The work of a --part has a folder of its own, where it stays until
-    --join."""
+    depend on: unfinished work of others is refused."""
 
     def __init__(self, options, settings, streams):
         self.options, self.settings = options, json.loads(json.dumps(settings))
@@ -275,8 +215,7 @@ class Work:
         if options.part:
             self.settings["--part"] = str(options.part)
             self.folder = options.part.folder(options.out)
-            streams = [*streams, parts.BLOCKS]
-        links = [self.folder, os.path.join(options.out, parts.FOLDER)]
+        links = [self.folder, os.path.join(options.out, PARTS)]
         found = os.listdir(self.folder) if os.path.isdir(self.folder) else [FOLDER] * os.path.lexists(self.folder)
         if any(map(os.path.islink, links)) or (found and LOCK not in found):
             raise UserError(f"{self.folder}: was not made by a preparation of this version; move it away, or choose another --out")
@@ -286,32 +225,20 @@ class Work:
             fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone, not of workers that outlive it
         except OSError:
             raise UserError(f"{options.out}: another preparation is writing there; wait for it, or give another --out")
-        state = None if options.restart else self._read_state()
-        if state is None:
-            self._clear()
-        elif options.join:
+        state, done = (not options.restart and read_state(self.folder)) or (None, None)
+        flag = done and other_setting(state, self.settings)
+        if flag:
+            raise UserError(
+                f"{self.folder}: holds an unfinished preparation with another {flag}; its own command continues it, "
+                "or gives it up with --restart"
+            )
+        if done and options.join:
             raise UserError(f"{self.folder}: holds an unfinished preparation without parts; --restart discards it")
-        self.is_kept = state is not None  # on the disk, so that the folder stays if this process fails
-        self.done = state or {"position": None, "complete": False, "tokens": 0, "sizes": {name: 0 for name in streams}}
+        if not done:
+            self._clear()
+        self.is_kept = done is not None  # on the disk, so that the folder stays if this process fails
+        self.done = done or {"position": None, "complete": False, "tokens": 0, "sizes": {name: 0 for name in streams}}
         self.files = {name: self._open(name, size) for name, size in self.done["sizes"].items()}
-
-    def _read_state(self):
-        path = self.path(STATE)
-        try:
-            with open(path, encoding="utf-8") as f:
-                state = parse_json(f.read())
-            settings, done = state["settings"], {name: state[name] for name in COUNTS}
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}: is damaged; --restart starts again")
-        for flag in sorted(set(settings) | set(self.settings)):
-            if settings.get(flag) != self.settings.get(flag):
-                raise UserError(
-                    f"{self.folder}: holds an unfinished preparation with another {flag}; its own command continues it, "
-                    "or gives it up with --restart"
-                )
-        return done
 
     def _clear(self):
         for name in os.listdir(self.folder):
@@ -373,11 +300,8 @@ class Work:
         batches = source.batches(self.done["position"])
         results = encode_all(self.options.processes, batches, encode_batch, start, arguments)
         with contextlib.closing(batches), contextlib.closing(results):
-            for (read, *result), (position, fraction, place) in results:
+            for (read, *result), (position, fraction) in results:
                 yield result
-                if self.options.part:
-                    sizes = [f.tell() for name, f in self.files.items() if name != parts.BLOCKS]
-                    self.files[parts.BLOCKS].write(struct.pack(f"<{2 + len(sizes)}Q", *place, *sizes))
                 sizes = {name: f.tell() for name, f in self.files.items()}
                 tokens = sizes[next(iter(sizes))] // width
                 # At once: an interrupt, which saves, may come at any moment.
@@ -394,8 +318,18 @@ class Work:
                     saved = time.monotonic()
         progress.end()
         self.done = {**self.done, "complete": True}
-        if time.monotonic() - begun >= self.options.save_every:
+        if self.options.part or time.monotonic() - begun >= self.options.save_every:
             self.save()
+
+    def arrays(self, name, dtype):
+        """What is in a stream: an array, or with --join one for each part."""
+        if self.options.join:
+            places = [(os.path.join(folder, name), sizes[name]) for folder, sizes in self.parts]
+        else:
+            self.files[name].flush()
+            places = [(self.path(name), self.files[name].tell())]
+        places = [(path, size // np.dtype(dtype).itemsize) for path, size in places]
+        return [np.memmap(path, dtype, "r", shape=n) if n else np.zeros(0, dtype) for path, n in places]
 
     def save(self):
         """Make everything encoded so far survive a kill."""
@@ -407,15 +341,32 @@ class Work:
 
     def finish_part(self):
         """All of a part is done: it stays where it is."""
-        self.save()
         print(f"{self.folder}: part {self.options.part}, {self.what_is_done()}; join all with --join")
 
-    def forget_parts(self):
-        shutil.rmtree(os.path.join(self.options.out, parts.FOLDER))
+    def find_parts(self):
+        """What --join reads in place of text."""
+        self.parts = find_parts(self.options.out, self.settings)
 
     def forget(self):
         """Remove the work: everything is in its place, or the fetched file is refused."""
         self.is_kept = False
+
+    def forget_parts(self):
+        if self.options.join:
+            shutil.rmtree(os.path.join(self.options.out, PARTS))
+
+
+def joined(arrays):
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def copy_numbers(f, arrays, begin, end):
+    """Write numbers begin .. end - 1 of arrays that follow each other."""
+    for numbers in arrays:
+        first, last = max(begin, 0), min(end, len(numbers))
+        for at in range(first, last, COPY_BYTES):
+            f.write(numbers[at : min(at + COPY_BYTES, last)].tobytes())
+        begin, end = begin - len(numbers), end - len(numbers)
 
 
 class Output:

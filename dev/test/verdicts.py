@@ -19,6 +19,11 @@ def verdict(name, why=""):
     print(f"FAIL {name}: {why}" if why else f"ok   {name}", flush=True)
 
 
+def holds(name, right, found="", done=None):
+    """Count a case, which is good where the program `done` has succeeded and what it left is right, else `found`."""
+    verdict(name, (failure(done) if done else "") or ("" if right else str(found) or "it is not so"))
+
+
 def skip(name, why):
     counts["skipped"] += 1
     print(f"skip {name}: {why}", flush=True)

@@ -1,0 +1,470 @@
+#!/usr/bin/env python3
+"""Preparation of data: what is read and written, what is refused and spared, stops, parts, and the net's stand-ins.
+
+    python3 dev/test/prepare.py TEST_DATA        from the repository's root; needs `tokenizers` and numpy
+
+TEST_DATA is the built dev/test/data.c, which shows files of sentences. Data sets need `datasets`; GPT-2's tokenizer and
+tinyshakespeare are in the folder LLMC_TEST_DATA (docs/testing.md).
+"""
+import contextlib
+import fcntl
+import glob
+import gzip
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+
+import numpy as np
+from hub_server import Hub
+from tokenizers import Tokenizer
+from verdicts import (
+    CORPUS, ROOT, contents, differ, failure, finish, holds, not_refused, read, run, script, skip, verdict, write
+)  # fmt: skip
+
+sys.path.insert(0, os.path.join(ROOT, "dev", "data"))
+import documents  # noqa: E402
+import net  # noqa: E402
+import prepare_bert  # noqa: E402
+import prepare_chat  # noqa: E402
+import prepare_gpt2  # noqa: E402
+
+# Nothing here may reach, or be kept from, the real net.
+for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+    os.environ.pop(name, None)
+SHOW, work = os.path.abspath(sys.argv[1]), tempfile.TemporaryDirectory()
+W = work.name
+os.environ.update(HF_HOME=W + "/hf", HF_HUB_DISABLE_TELEMETRY="1", no_proxy="127.0.0.1")
+VOCAB = {"gpt2": CORPUS, "bert": W + "/vocab.txt", "chat": CORPUS}
+MAINS = {"gpt2": (prepare_gpt2.parse, prepare_gpt2.main), "bert": (prepare_bert.parse, prepare_bert.prepare),
+         "chat": (prepare_chat.parse, prepare_chat.prepare)}  # fmt: skip
+FILES = ["--local", *(f"{W}/jsonl/part{i}.jsonl" for i in range(3)), "--text-key", "body"]
+TEXTS = sorted(glob.glob("build/test_corpus/text/00*.md"))
+
+
+def words_of(kind, out, *arguments):
+    vocab = [] if "--train-vocab" in arguments or "--vocab" in arguments else ["--vocab", VOCAB[kind]]
+    return [f"dev/data/prepare_{kind}.py", *vocab, "--out", out, *arguments]
+
+
+def prepare(kind, out, *arguments):
+    """A preparation in this process, whose workers start with it."""
+    more = () if kind == "chat" or "--processes" in arguments else ("--processes", "1")
+    words, told = words_of(kind, out, *arguments, *more), (io.StringIO(), io.StringIO())
+    with contextlib.redirect_stdout(told[0]), contextlib.redirect_stderr(told[1]):
+        status = documents.run(*MAINS[kind], words[1:])
+    return subprocess.CompletedProcess(words, status, told[0].getvalue(), told[1].getvalue())
+
+
+def same(name, done, out, wanted, says=""):
+    verdict(name, failure(done) or ("" if says in done.stdout else f"it does not say {says!r}") or differ(out, wanted))
+
+
+def refused(name, pattern, kind, *arguments, status=2):
+    """Refused in a line, and nothing is written."""
+    done = prepare(kind, W + "/refused", *arguments)
+    left = os.path.isdir(W + "/refused") and os.listdir(W + "/refused")
+    verdict(f"refused: {name}", not_refused(done, f".*{pattern}", status) or (f"it left {left}" if left else ""))
+    shutil.rmtree(W + "/refused", ignore_errors=True)
+
+
+def tokens_in(out, kinds=("val", "train")):
+    paths = [path for kind in kinds for path in sorted(glob.glob(f"{out}/{kind}_*.bin"))]
+    return np.concatenate([np.fromfile(path, "<u2", offset=1024) for path in paths]).tolist()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What is read
+
+
+DOCUMENTS = ["first document\n", "second, with é\n"]
+LINES = [json.dumps({"text": text}) for text in DOCUMENTS]
+WIKI = "".join(f'<doc id="{i}" title="T">\n{text}</doc>\n' for i, text in enumerate(DOCUMENTS))
+MARK = "\ufeff"
+
+
+def archive():
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as f:
+        for i, text in enumerate(DOCUMENTS):
+            entry = tarfile.TarInfo(f"{i}.json")  # plain text by another name
+            entry.size = len(text.encode())
+            f.addfile(entry, io.BytesIO(text.encode()))
+    return out.getvalue()
+
+
+def check_forms():
+    """The same documents in every form that a file can have."""
+    forms = {"a.txt": DOCUMENTS[0], "b.txt": DOCUMENTS[1].replace("\n", "\r\n"), "a.jsonl": "\r\n".join(LINES),
+             "a.json": f"[{','.join(LINES)}]", "lines.json": "\n".join(LINES),
+             "wiki": MARK + WIKI.replace("\n", "\r\n"), "wiki_00": "\n".join(LINES),
+             "a.tar.gz": archive(), "wiki.gz": gzip.compress(WIKI.encode())}  # fmt: skip
+    for name, text in forms.items():
+        write(f"{W}/form/{name}", text)
+    for names in (["a.txt", "b.txt"], *([name] for name in list(forms)[2:])):
+        done = prepare("gpt2", W + "/out", "--local", *(f"{W}/form/{name}" for name in names), "--val-tokens", "4")
+        end = "" if names[0] in ("wiki", "wiki.gz") else "\n"  # <doc> is on lines of its own
+        wanted = [t for text in DOCUMENTS for t in (256, *(text.rstrip() + end).encode())]
+        holds(f"documents as {names}", not done.returncode and tokens_in(W + "/out") == wanted, "other tokens", done)
+
+
+WORDS = '[PAD] [UNK] [CLS] [SEP] [MASK] the cat sat ##s . ! ? dr it said " 3 [ ] mask'.split()
+PLAIN = 'Dr. Cat sat. "The cats sat!" said it. the\n\nIt sat? 3 cats...\n'
+ONE_A_LINE = "The cat. Sat\n\n\nIt sat!\nthe CATS\n   \n[MASK]\n"
+SENTENCES = [  # file, text, flags, what the trainer's reader finds
+    ("lines.txt", ONE_A_LINE, "--lines", "the cat. sat\n\nit sat!\nthe cats\n\n[ mask ]\n\n"),
+    ("files.txt", ONE_A_LINE, "--lines --shard-tokens 1", "the cat. sat\n\nit sat!\nthe cats\n\n[ mask ]\n\n"),
+    ("plain.txt", MARK + PLAIN, "", 'dr. cat sat.\n" the cats sat! " said it. the\nit sat?\n3 cats...\n\n'),
+    ("titles", '<doc id="1" title="It">\nIt\n\nThe cat. It sat.\n</doc>\n  <doc id="2" title="The">\nThe\n</doc>\n', "",
+     "the cat.\nit sat.\n\n"),
+    ("3.mask", '{"text": "The cat."}\n', "", '[UNK] " [UNK] " [UNK] " the cat. " [UNK]\n\n'),
+]
+
+
+def check_sentences():
+    """The trainer finds the sentences of a text, whichever way they are marked."""
+    write(W + "/words/vocab.txt", MARK + "\n".join(WORDS) + "\n")
+    for name, text, flags, wanted in SENTENCES:
+        write(f"{W}/sentences/{name}", text)
+        given = ["--local", f"{W}/sentences/{name}", "--vocab", W + "/words", "--val-fraction", "0"]
+        done = prepare("bert", W + "/bert_out", *given, *flags.split())
+        found = run(SHOW, "sentences", W + "/bert_out/*.bin", W + "/bert_out").stdout
+        verdict(f"sentences: {name}", failure(done) or ("" if found == wanted else repr(found)))
+    refused("one document for two sides", "cannot be divided", "bert", "--local", W + "/sentences/plain.txt")
+
+
+def check_refusals():
+    for name, text in [("a.parquet", b"PAR1\x15\xff"), ("a.jsonl.zst", b"\x28\xb5\x2f\xfd\xff"),
+                       ("strings.json", '["a"]'), ("a.GZ", gzip.compress(b"text")), ("half.json", '[{"text": ')]:
+        write(f"{W}/bad/{name}", text)
+    tree = json.loads(read(CORPUS + "/tokenizer.json"))
+    tree["pre_tokenizer"] = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always"}
+    write(W + "/metaspace/tokenizer.json", json.dumps(tree))
+    for name, kind, flags, pattern in [
+        ("a missing file", "gpt2", "--local none.txt", "no such file"),
+        ("Parquet", "gpt2", f"--local {W}/bad/a.parquet", "is a Parquet file; convert it to .jsonl"),
+        ("Zstandard", "bert", f"--local {W}/bad/a.jsonl.zst --train-vocab 400", "is compressed with Zstandard"),
+        ("gzip by another name", "chat", f"--local {W}/bad/a.GZ", "is compressed with gzip; decompress it first"),
+        ("strings", "gpt2", f"--local {W}/bad/strings.json", "document 1 is not an object with the key 'text'"),
+        ("half an array", "gpt2", f"--local {W}/bad/half.json", "half.json: is not JSON"),
+        ("Metaspace", "gpt2", f"--local {TEXTS[0]} --vocab {W}/metaspace", "is Metaspace; only byte-level"),
+        ("few tokens", "gpt2", f"--local {TEXTS[0]} --train-vocab 256", "the bytes and .* alone take 257"),
+        ("many tokens", "gpt2", f"--local {TEXTS[0]} --train-vocab 99999999999", "is more than 16777216"),
+        ("few words", "bert", f"--local {TEXTS[0]} --train-vocab 40 --lines", "characters of this text alone take"),
+        ("a part of none", "gpt2", f"--local {TEXTS[0]} --part 0/3", "from 1 to N"),
+        ("more parts than files", "gpt2", f"--local {TEXTS[0]} --part 2/2", "has 1 files; make at most as many"),
+        ("a vocabulary of a part", "gpt2", f"--local {TEXTS[0]} --part 1/2 --train-vocab 300", "make the vocabulary"),
+        ("--sha256 without --url", "gpt2", f"--local {TEXTS[0]} --sha256 00", "belongs to --url"),
+        ("--revision without --dataset", "bert", f"--local {TEXTS[0]} --revision main", "belongs to --dataset"),
+        ("a data set of many parts", "gpt2", "--dataset a:b:c:d:e", "is not NAME"),
+    ]:
+        refused(name, pattern, kind, *flags.split())
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Vocabularies that are made
+
+
+def check_vocabularies():
+    """The same in every run, by any number of threads; GPT-2's ids are those of the library."""
+    for kind, size, *flags in (("gpt2", 400, "--val-fraction", "0.1"), ("bert", 1000, "--lines")):
+        outs = [f"{W}/{kind}_own{threads}" for threads in (1, 3)]
+        for out in outs:
+            os.environ["RAYON_NUM_THREADS"] = out[-1]
+            words = words_of(kind, out, "--local", *TEXTS, "--train-vocab", str(size), *flags, "--processes", "1")
+            done = script(*words)
+        same(f"{kind}: a vocabulary of {size}, the same by three threads", done, *outs)
+    del os.environ["RAYON_NUM_THREADS"]
+    tokenizer = Tokenizer.from_file(W + "/gpt2_own1/tokenizer.json")
+    vocab = json.loads(read(W + "/gpt2_own1/vocab.json"))
+    wanted = [i for path in TEXTS for i in (399, *tokenizer.encode(read(path)).ids)]
+    found = tokens_in(W + "/gpt2_own1", ("train", "val"))
+    right = found == wanted and len(vocab) == 400 and vocab["<|endoftext|>"] == 399 and len({*found}) > 150
+    holds("its ids are the library's", right, "other ids")
+    lines = read(W + "/bert_own1/vocab.txt").split("\n")
+    holds("BERT's begins with the special tokens", lines[:5] == WORDS[:5] and len(lines) == 1001, lines[:6])
+    done = prepare("gpt2", W + "/few", "--local", W + "/form/a.txt", "--train-vocab", "500", "--val-tokens", "2")
+    right = "--train-vocab 500: no further pair occurs twice; the tokenizer has 2" in done.stdout
+    holds("a text too short for so many tokens", right, done.stdout, done)
+    # A tokenizer whose result would be another one in every run.
+    tree = json.loads(read(W + "/gpt2_own1/tokenizer.json"))
+    tree["model"]["dropout"] = 0.5
+    write(W + "/dropout/tokenizer.json", json.dumps(tree))
+    done = prepare("gpt2", W + "/without", "--local", *TEXTS, "--vocab", W + "/dropout", "--val-fraction", "0.1")
+    right = not done.returncode and tokens_in(W + "/without", ("train", "val")) == wanted
+    is_told = "its dropout of 0.5 is switched off" in done.stdout
+    holds("a tokenizer's dropout is off", right and is_told, done.stdout, done)
+    done = run(sys.executable, "dev/test/check_wordpiece.py", SHOW, W + "/bert_own1", *TEXTS[:2])
+    verdict("WordPiece in C is the library's", failure(done) and f"{done.stderr[-300:]} {done.stdout[-600:]}")
+    data = os.environ.get("LLMC_TEST_DATA", "")
+    text, vocab = data + "/tinyshakespeare/input.txt", data + "/gpt2-bpe"
+    if not os.path.isfile(text) or not os.path.isdir(vocab):
+        return skip("tinyshakespeare", "LLMC_TEST_DATA has no tinyshakespeare and gpt2-bpe (docs/testing.md)")
+    out = W + "/shakespeare"
+    done = prepare("gpt2", out, "--local", text, "--vocab", vocab, "--split-blank-lines", "--val-tokens", "32768")
+    counts = [0 if done.returncode else len(tokens_in(out, [kind])) for kind in ("train", "val")]
+    return holds("tinyshakespeare: llm.c's counts", counts == [305260, 32768], counts, done)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a preparation did not write stays: refused with a line, and nothing changes
+
+
+def check_theirs():
+    out, mine = W + "/box/out", W + "/box/mine"
+    write(mine + "/preparation.lock", "mine")
+    for name, kind, file, make in [
+        ("a directory of work", "gpt2", "preparation", lambda p: write(p + "/notes.txt", "mine")),
+        ("a link to one", "bert", "preparation", lambda p: os.symlink("../mine", p)),
+        ("a model", "gpt2", "config.json", lambda p: write(p, "{}")),
+        ("a shard", "gpt2", "train_000000.bin", lambda p: write(p, "mine")),
+        ("another script's", "bert", "prepared.json",
+         lambda _: prepare("gpt2", out, "--local", *TEXTS[:2], "--val-fraction", "0")),
+    ]:
+        os.makedirs(out)
+        make(f"{out}/{file}")
+        before = contents(W + "/box")
+        done = prepare(kind, out, "--local", TEXTS[0])
+        why = not_refused(done, f".*out/{file}: (was not|is not in prepared.json)")
+        verdict(f"theirs: {name}", why or ("" if contents(W + "/box") == before else "something has changed"))
+        shutil.rmtree(out)
+    write(out + "/notes.txt", "mine")
+    for flags in ("--shard-tokens 4000", ""):
+        done = prepare("gpt2", out, "--local", TEXTS[0], "--val-fraction", "0", *flags.split())
+    left = set(os.listdir(out)) - set(os.listdir(CORPUS))
+    right = left == {"notes.txt", "prepared.json", "train_000000.bin"}
+    holds("its own earlier files are replaced and removed", right, left, done)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Preparations that are interrupted
+
+
+def make_text():
+    """Documents of very different lengths, also empty ones, of several bytes a character; their vocabulary."""
+    rng, words = random.Random(7), read(TEXTS[0]).split()
+    sizes = [rng.choice([1, 20, 300, 900]) for _ in range(1300)]
+    texts = [" ".join(rng.choices(words, k=size) + ["é漢🙂"] * rng.randrange(3)) for size in sizes]
+    texts[17] = texts[640] = ""
+    texts[18] = "A line.\n\n\nAnother one. And a third!\n" * 40
+    words = sorted({c for text in texts for c in text.lower() if not c.isspace()})
+    write(VOCAB["bert"], "\n".join([*WORDS[:5], *words, *("##" + w for w in words)]) + "\n")
+    for i in range(3):
+        lines = [json.dumps({"body": text, "n": i}) + "\n" for text in texts[i::3]]
+        write(f"{W}/jsonl/part{i}.jsonl", "".join(lines))
+    return texts[::3] + texts[1::3] + texts[2::3]
+
+
+def interrupted(by, kind, out, *arguments):
+    """A preparation that was interrupted by by(its number, those of its workers) once it had saved anew."""
+    state, words = out + "/preparation/state.json", words_of(kind, out, *arguments, "--save-every", "0")
+    before, children = os.path.exists(state) and read(state), []
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None:
+        time.sleep(0.01)
+        with contextlib.suppress(OSError):
+            if read(state) != before:
+                children = [int(pid) for pid in read(f"/proc/{process.pid}/task/{process.pid}/children").split()]
+                by(process.pid, children)
+                break
+    done = subprocess.CompletedProcess(words, process.wait(), *process.communicate())
+    end = time.monotonic() + 10
+    while any(os.path.exists(f"/proc/{pid}") for pid in children) and time.monotonic() < end:
+        time.sleep(0.05)
+    left = [pid for pid in children if os.path.exists(f"/proc/{pid}")]
+    verdict("workers end with their parent", f"{left} have not" if left else "")
+    return done
+
+
+def kill(pid, _):
+    os.kill(pid, signal.SIGKILL)
+
+
+def check_interruptions():
+    out, wanted = W + "/stopped", W + "/gpt2"
+    kills = sum(interrupted(kill, "gpt2", out, *FILES, "--processes", "2").returncode < 0 for _ in range(3))
+    same("killed three times", prepare("gpt2", out, *FILES), out, wanted, "continuing from there")
+    verdict("... two of them in time", "" if kills >= 2 else f"only {kills}")
+    interrupted(kill, "gpt2", out, *FILES, "--processes", "1")
+    done = prepare("gpt2", out, *FILES, "--limit-tokens", "5000")
+    verdict("other settings", not_refused(done, ".*another --limit-tokens"))
+    with open(out + "/preparation/preparation.lock", "a") as f:
+        fcntl.lockf(f, fcntl.LOCK_EX)
+        done = script(*words_of("gpt2", out, *FILES))
+        verdict("two at a time", not_refused(done, ".*another preparation is writing"))
+    done = prepare("gpt2", out, *FILES, "--restart")
+    same("--restart starts again", done, out, wanted)
+    verdict("... and continues nothing", "it does" if "continuing" in done.stdout else "")
+    for name, by, pattern in [
+        ("SIGTERM", lambda pid, _: os.kill(pid, signal.SIGTERM), "interrupted; .* the same command continues"),
+        ("a worker that is killed", lambda _, workers: os.kill(workers[-1], signal.SIGKILL),
+         ".*a worker process was killed"),
+    ]:
+        verdict(name, not_refused(interrupted(by, "gpt2", out, *FILES, "--processes", "2"), pattern, 1))
+        same(f"{name}, then the same command", prepare("gpt2", out, *FILES), out, wanted, "continuing from there")
+
+
+def check_limits():
+    """The first tokens only: for BERT of whole documents, by any number of processes."""
+    for out, kind, *flags in [("all", "gpt2"), ("limited", "gpt2", "--limit-tokens", "900001", "--processes", "2"),
+                              ("bert1", "bert", "--limit-tokens", "90001"),
+                              ("bert2", "bert", "--limit-tokens", "90001", "--processes", "2")]:
+        prepare(kind, f"{W}/{out}", *FILES, "--val-fraction", "0", *flags)
+    right = tokens_in(W + "/limited") == tokens_in(W + "/all")[:900001]
+    holds("--limit-tokens, GPT-2", right, "not the first 900001")
+    count = int(np.fromfile(W + "/bert1/train_000000.bin", "<i4", 3)[2])
+    verdict("--limit-tokens, BERT, by two processes", differ(W + "/bert1", W + "/bert2"))
+    holds("--limit-tokens, BERT, whole documents", 90001 <= count < 95000, count)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Parts: joined they are what one run makes, and what cannot be joined is named
+
+
+def set_incomplete(path):
+    write(path, json.dumps({**json.loads(read(path)), "complete": False}))
+
+
+# What happens to parts 1 to 3 of 3 in a folder, and what --join says.
+DAMAGES = [
+    ("part 2/3: is not there", lambda p: shutil.rmtree(p + "/2-of-3")),
+    ("parts of several divisions", lambda p: shutil.copytree(p + "/3-of-3", p + "/3-of-4")),
+    ("part 2/3: is of another preparation, with another --limit-tokens",
+     lambda p: (shutil.rmtree(p + "/2-of-3"), shutil.copytree(W + "/limited/parts/2-of-3", p + "/2-of-3"))),
+    ("part 2/3: is not finished", lambda p: set_incomplete(p + "/2-of-3/state.json")),
+    ("part 1/3: .* is shorter", lambda p: os.truncate(p + "/1-of-3/tokens", 10)),
+    ("holds no parts", lambda p: [shutil.rmtree(f"{p}/{k}-of-3") for k in (1, 2, 3)]),
+]  # fmt: skip
+
+
+def check_parts():
+    most = net.BATCH_CHARACTERS
+    net.BATCH_CHARACTERS = 15000  # several batches a file
+    limited = ["--limit-tokens", "1500001", "--val-fraction", "0.05", "--shard-tokens", "60000"]
+    for kind, count, *flags in (("gpt2", 3), ("bert", 2), ("gpt2", 2, *limited), ("bert", 3, *limited)):
+        name, out = f"{kind}: {count} parts {' '.join(flags)}", f"{W}/parts{count}{kind}"
+        done = [prepare(kind, out, *FILES, *flags, "--part", f"{k}/{count}") for k in range(count, 0, -1)]
+        done += [prepare(kind, out, *FILES, *flags, "--join"), prepare(kind, out + "_one", *FILES, *flags)]
+        verdict(name, next(filter(None, map(failure, done)), "") or differ(out + "_one", out))
+    for out, flags in (("three", []), ("limited", ["--limit-tokens", "9000"])):
+        shutil.rmtree(f"{W}/{out}", ignore_errors=True)
+        for k in (1, 2, 3):
+            prepare("gpt2", f"{W}/{out}", *FILES, *flags, "--part", f"{k}/3")
+    for wanted, damage in DAMAGES:
+        shutil.copytree(W + "/three", W + "/damaged")
+        damage(W + "/damaged/parts")
+        done, left = prepare("gpt2", W + "/damaged", *FILES, "--join"), os.listdir(W + "/damaged")
+        shutil.rmtree(W + "/damaged")
+        why = not_refused(done, f".*{wanted}")
+        verdict(f"--join: {wanted}", why or ("" if left == ["parts"] else f"it left {left}"))
+    net.BATCH_CHARACTERS = most
+
+
+# ----------------------------------------------------------------------------------------------------------
+# From the net
+
+
+def check_addresses(hub):
+    text, url = read(W + "/jsonl/part0.jsonl", "rb"), hub.address + "/files/"
+    data = gzip.compress(text)
+    write(W + "/net/files/part0.jsonl.gz", data)
+    digest, there = hashlib.sha256(data).hexdigest(), ("--url", url + "part0.jsonl.gz", "--text-key", "body")
+    prepare("gpt2", W + "/part", "--local", W + "/jsonl/part0.jsonl", "--text-key", "body")
+    same("a file by its address", prepare("gpt2", W + "/url", *there, "--sha256", digest), W + "/url", W + "/part")
+    refused("another sha256", f"has the sha256 {digest}, not 0000", "gpt2", *there, "--sha256", "0" * 64)
+    refused("no such file there", "404", "gpt2", "--url", url + "none.txt")
+    refused("no server there", r"http://\*\*\*@127.0.0.1:1/x.txt: cannot be fetched", "bert",
+            "--url", "http://tiger:ftp@127.0.0.1:1/x.txt", status=1)
+    hub.cut = 1000
+    refused("a connection that ends early", r"ended after 1000 of \d+ bytes", "gpt2", *there, status=1)
+    hub.cut = None
+    # What was fetched and is refused does not stay: the same command fetches it anew.
+    for case, content in (("an empty file", ""), ("the same address once it has text", text)):
+        write(W + "/net/files/moved.txt", content)
+        done = prepare("gpt2", W + "/moved", "--url", url + "moved.txt")
+        verdict(case, failure(done) if content else not_refused(done, ".*no text in the input"))
+
+
+CARD = """---
+dataset_info:
+- config_name: 20231101.en
+  features: [{name: id, dtype: int64}, {name: text, dtype: string}]
+  splits: [{name: train, num_bytes: 1, num_examples: 1300}]
+  download_size: 1
+  dataset_size: 1
+configs:
+- config_name: 20231101.en
+  data_files: [{split: train, path: 20231101.en/train-*}]
+---
+"""
+
+
+def check_datasets(hub, texts):
+    import pyarrow
+    import pyarrow.parquet
+
+    # Parquet files with several row groups, which are cut elsewhere than the .jsonl files.
+    for place in ("roneneldan/TinyStories/data", "wikimedia/wikipedia/20231101.en"):
+        os.makedirs(f"{W}/net/{place}")
+        for i in range(5):
+            table = pyarrow.table({"id": list(range(260)), "text": texts[i * 260 : (i + 1) * 260]})
+            pyarrow.parquet.write_table(table, f"{W}/net/{place}/train-{i:05d}-of-00005.parquet", row_group_size=70)
+    write(W + "/net/wikimedia/wikipedia/README.md", CARD)
+    parquet, out = W + "/net/roneneldan/TinyStories", W + "/data_jsonl"
+    words = ("--dataset", W + "/jsonl:::body", "--processes", "3")
+    interrupted(kill, "gpt2", out, *words)
+    done = script(*words_of("gpt2", out, *words))
+    same("a directory of .jsonl files, killed", done, out, W + "/gpt2", "continuing from there")
+    refused("no such column", "no column 'story'; there are id, text", "gpt2", "--dataset", parquet + ":::story")
+    refused("no such split", "cannot be opened", "gpt2", "--dataset", parquet + "::test")
+    refused("a column of numbers", "'id' of document 1 is not a string", "gpt2", "--dataset", parquet + ":::id")
+    # By name, from a hub, in parts. A data set that changes meanwhile is read as it was.
+    os.environ["HF_ENDPOINT"] = hub.address
+    words, out, commits = ("--dataset", "wikipedia", "--processes", "2"), W + "/hub_bert", []
+    for go_on in (lambda: interrupted(kill, "bert", out, *words), lambda: script(*words_of("bert", out, *words))):
+        hub.requests.clear()
+        done = go_on()
+        read_from = [request.partition("wikipedia/resolve/")[2][:40] for request in hub.requests]
+        commits.append({commit for commit in read_from if commit})
+        write(W + "/net/wikimedia/wikipedia/notes.txt", "Another commit.")
+    same("of the hub, BERT, killed", done, out, W + "/bert", "continuing from there")
+    verdict("it is read as it was", "" if commits[0] == commits[1] and len(commits[0]) == 1 else f"commits {commits}")
+    out, words = W + "/stories", ("--dataset", "tinystories")
+    for more in (("--part", "1/2"), ("--part", "2/2"), ("--join",)):
+        done = script(*words_of("gpt2", out, *words, *more))
+    same("of the hub, in parts", done, out, W + "/gpt2")
+    done = script(*words_of("gpt2", W + "/none", "--dataset", "nobody/nothing"))
+    verdict("no such data set", not_refused(done, ".*cannot be opened: .*Not Found"))
+
+
+def main():
+    texts = make_text()
+    for check in (check_forms, check_sentences, check_vocabularies, check_theirs, check_refusals):
+        check()
+    for kind in ("gpt2", "bert"):
+        verdict(f"prepare_{kind}.py", failure(prepare(kind, f"{W}/{kind}", *FILES)))
+    for check in (check_interruptions, check_limits, check_parts):
+        check()
+    with Hub(W + "/net") as hub:
+        check_addresses(hub)
+        if importlib.util.find_spec("datasets"):
+            check_datasets(hub, texts)
+        else:
+            skip("datasets", f"{sys.executable} has no datasets library (pip install datasets)")
+        write(W + "/without/datasets.py", "raise ImportError")
+        os.environ["PYTHONPATH"] = W + "/without"
+        done = script(*words_of("gpt2", W + "/none", "--dataset", "fineweb"))
+        verdict("the library is missing", not_refused(done, ".*pip install datasets"))
+    finish()
+
+
+main()
