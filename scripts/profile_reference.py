@@ -421,11 +421,6 @@ def recommenders_page(profiles, commit):
     page.paragraph("The published list has no copies and fills. Ours are what the sort of the ids needs, DLRM's batch "
                    "on its way to the GPU, and what the log prints on its way back. Times are added up, though the "
                    "sort runs beside other kernels.")
-    for model, profile in profiles.items():
-        page.heading(f"{model}: every launch of a step")
-        page.table(["direction", "op", "kernel", "us>"],
-                   [[row["direction"], row["op"], kernel_label(row["kernel"]), number(1e3 * row["ms"], 1)]
-                    for row in profile.rows])
     return page
 
 
