@@ -5,8 +5,9 @@
 #     bash dev/ladder/run.sh OP [RUNG]      all rungs of dev/ladder/OP, or one
 #     bash dev/ladder/run.sh --source       one source with all rungs for GPUs, to see whether they compile
 #
-# A rung is a function with the op's signature; "shipped" is the op itself. Without a GPU the rungs of OP_cpu run, if
-# there are any. Exit status: 0; 1 if a rung fails; 2 if there is no such ladder, or no GPU for it. Variables: CC, CFLAGS,
+# rungs.txt of a ladder has the op, its header, and "gpu" where it needs one; then the rungs from the slowest on, each with
+# its idea. A rung is a function RUNG_OP with the op's signature; "shipped" is the op itself. Without a GPU the rungs of
+# OP_cpu run, if there are any. Exit status: 0; 1 if a rung fails; 2 if there is no such ladder, or no GPU for it. Variables: CC, CFLAGS,
 # NVCC, NVFLAGS; LADDER_TIME=0, no timing; LADDER_TIME=build, only build; LADDER_BUILT=1, all is built.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
@@ -16,7 +17,6 @@ if [ "${1:-}" = --source ]; then
     printf '#include "llmc/%s.cuh"\n' device/ptx/mma hopper/{mbarrier,tma,wgmma}
     for list in $gpu; do
         for name in $(awk '$1 !~ /^(#|op|shipped)/ {print $1}' "$list"); do
-            printf '#undef %s\n' LADDER_ABOVE LADDER_FUSED LADDER_MMA LADDER_WGMMA
             name=${list%/*}/$name.cuh
             printf 'namespace %s {\n#include "%s"\n}\n' "$(tr -c 'a-z\n' _ <<<"$name")" "$name"
         done
@@ -45,14 +45,14 @@ cases=$folder/cases.h  # a ladder's rungs on the CPU may have the cases of those
 [ -f "$cases" ] || cases=${folder%_cpu}/cases.h
 
 make_rung() { # RUNG
-    local name=$1 rung=rung_$op suffix=h source=$build/$1.c
+    local name=$1 suffix=h source=$build/$1.c
     [ "$device" != gpu ] || suffix=cuh source=$build/$1.cu
     {
         echo "#include \"$header\""
         echo '#include "dev/ladder/ladder.h"'
         if [ "$name" != shipped ]; then
             echo "#include \"$folder/$name.$suffix\""
-            echo "#define $op $rung"
+            echo "#define $op ${name}_$op"
         fi
         echo "#include \"$cases\""
         echo 'int main(int argc, char** argv) { return ladder_main(argc, argv); }'

@@ -21,8 +21,8 @@ static __global__ void threads_kernel(floatX* y, LayerNormStats stats, const flo
     stats.rstd[n] = rstd;
 }
 
-static inline void rung_layernorm_forward(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p, Rows size,
-                                          real eps, Context* ctx) {
+static inline void threads_layernorm_forward(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p, Rows size,
+                                             real eps, Context* ctx) {
     threads_kernel<<<blocks_for((size_t)size.N, 256), 256, 0, ctx->stream>>>(y, stats, x, p, size, eps);
     cudaCheck(cudaGetLastError());
 }

@@ -19,10 +19,8 @@ static __global__ void warps_kernel(floatX* y, LayerNormStats stats, const float
     if (lane == 0) stats.mean[n] = mean, stats.rstd[n] = rstd;
 }
 
-#ifndef LADDER_ABOVE
-static inline void rung_layernorm_forward(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p, Rows size,
-                                          real eps, Context* ctx) {
+static inline void warps_layernorm_forward(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p, Rows size,
+                                           real eps, Context* ctx) {
     warps_kernel<<<blocks_for((size_t)size.N, 8), 256, 0, ctx->stream>>>(y, stats, x, p, size, eps);
     cudaCheck(cudaGetLastError());
 }
-#endif

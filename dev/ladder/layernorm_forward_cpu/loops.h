@@ -1,8 +1,8 @@
 /* The definition: the row's mean, then its variance, then y. Each addition of a sum waits for the one before, four
  * cycles or so, and the compiler may not reorder them: floating-point addition is not associative. Double, because so
  * many additions in a row lose digits. */
-static inline void rung_layernorm_forward(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p, Rows size,
-                                          real eps, Context* ctx) {
+static inline void loops_layernorm_forward(floatX* y, LayerNormStats stats, const floatX* x, LayerNorm p, Rows size,
+                                           real eps, Context* ctx) {
     int C = size.C;
     (void)ctx;
     for (int n = 0; n < size.N; n++, x += C, y += C) {
