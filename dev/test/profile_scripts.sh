@@ -84,19 +84,18 @@ gpt2_block() { # N C LAYER
     row forward "$3" matmul_gelu_forward "N=$1 IC=$2 OC=$((4 * $2))" nvjet_gelu 40
     row forward "$3" matmul_forward "N=$1 IC=$((4 * $2)) OC=$2" nvjet_bias 50
     row forward "$3" residual_layernorm_forward "N=$1 C=$2" layernorm_forward_kernel 6
-    [ "$mode" != forward ] || return 0
     row backward "$3" matmul_backward_weight "N=$1 IC=$2 OC=$((3 * $2))" matmul_backward_bias_kernel 7 helper
     row backward "$3" attention_backward "N=$1 sequences=2 NH=12 HS=64" attention_backward_hopper_kernel 70
 }
-gpt2_profile() { # FOLDER LAYERS N C PLAIN_MS [FACT]
+gpt2_profile() { # FOLDER LAYERS N C PLAIN_MS
     local layer
-    profile "$1" "$5" 123.4 ${6:+"$6"}
+    profile "$1" "$5" 123.4
     row forward "" embedding_forward "N=$3 C=$4" embedding_forward_kernel 3
     for ((layer = 0; layer < $2; layer++)); do gpt2_block "$3" "$4" $layer; done
     row forward "" matmul_forward "N=$3 IC=$4 OC=50304" nvjet_head 60
-    [ "$mode" = forward ] || row backward "" classifier_backward "N=$3 V=50257 Vp=50304" classifier_backward_kernel 8
-    [ "$mode" != train ] || row optimizer "" global_norm_forward "n=1000" global_norm_forward_kernel 9
-    [ "$mode" != train ] || row optimizer "" adamw_update "n=1000" adamw_update_kernel 11
+    row backward "" classifier_backward "N=$3 V=50257 Vp=50304" classifier_backward_kernel 8
+    row optimizer "" global_norm_forward "n=1000" global_norm_forward_kernel 9
+    row optimizer "" adamw_update "n=1000" adamw_update_kernel 11
 }
 
 # ---------------------------------------------------------------------------------------------------------
@@ -243,15 +242,13 @@ wrong 'trace: no folder' '^error: nowhere: there is no such folder' "$trace" now
 made=$work/made pages=$work/pages
 mkdir -p "$pages"
 bert_profile "$made/bert_two_layers/profile"
-mode=train
 gpt2_profile "$made/gpt2_124m/profile" 12 2048 768 20
-for mode in forward backward train; do gpt2_profile "$made/transformer_$mode/profile" 32 2048 2560 100 "mode,$mode"; done
 
 for name in dlrm ncf; do recommender_profile "$made/$name/profile"; done
 
 run "$reference" "$made" --pages "$pages" --commit 1234567
 written=()
-for page in bert_two_layers gpt2_124m transformer_2_6b recommenders; do written+=("wrote $pages/profile_$page.md"); done
+for page in bert_two_layers gpt2_124m recommenders; do written+=("wrote $pages/profile_$page.md"); done
 says 'pages: all written' "${written[@]}"
 shows() { # NAME PAGE, lines in standard input
     local lines
@@ -296,21 +293,13 @@ shows "GPT-2's tasks" gpt2_124m <<'TEXT'
 | backward | loss | 1 | 1 | 8.98 | 0.01 | 2244 | 4.0 |
 | together | | | 113 | 1005.91 | 2.83 | | |
 TEXT
-shows "the transformer's runs, steps and kinds" transformer_2_6b <<'TEXT'
-| mode | forward + backward | backward |
-| forward | 844.7 | 100.0 | 8.4 | 14.19 | 10.76 | 16.8 | 107.6 | 6.4 |
-| train | 2758.1 | 100.0 | 27.6 | 42.58 | 32.27 | 15.4 | 322.7 | 20.9 |
-| train | matrix products | 867 | 161 | 2311.2 | 3.84 |
-| forward | together | 1832 | 226 | 852.1 | 4.89 |
-TEXT
-verdict 'pages: both sizes are mentioned' "$(tr '\n' ' ' <"$pages/profile_transformer_2_6b.md" | grep -q 'has 3.41 billion parameters.*Ours has 2.57 billion' || echo 'not found')"
 wrong 'pages: no runs' '^error: nowhere: there is no such folder' "$reference" nowhere
 wrong 'pages: none of the runs' '^error: empty: has none of the runs bert_two_layers' "$reference" empty --pages "$pages"
 mkdir -p other && bert_profile other/bert_two_layers/profile 768
 wrong 'pages: another model' 'bert_two_layers/profile: is of 2 layers, 768 wide, where the set-up has 2, 1024 wide' "$reference" other --pages "$pages"
-rm -rf other && mkdir -p other/pages && cp -r "$made/transformer_forward" other
+rm -rf other && mkdir -p other/pages && cp -r "$made/gpt2_124m" other
 run "$reference" other --pages other/pages
-says 'pages: what is left out is said' 'left out: other has no bert_two_layers' 'left out: other has no transformer_train' 'wrote other/pages/profile_transformer_2_6b.md'
+says 'pages: what is left out is said' 'left out: other has no bert_two_layers' 'left out: other has no ncf' 'wrote other/pages/profile_gpt2_124m.md'
 
 # ---------------------------------------------------------------------------------------------------------
 # profile_reference.sh, with stand-ins for make, the trainers and numpy
@@ -336,7 +325,7 @@ reference_sh() {
 }
 reference_sh --pages results
 says 'sh: the commands are shown, the pages written' 'wrote results/profile_bert_two_layers.md' 'wrote results/profile_gpt2_124m.md' \
-    'wrote results/profile_transformer_2_6b.md' 'wrote results/profile_recommenders.md' './train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i out/profile_reference/sentences.bin --optimizer lamb --dropout 0.1 --short-sequences 0 -s 0 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/bert_two_layers' \
+    'wrote results/profile_recommenders.md' './train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i out/profile_reference/sentences.bin --optimizer lamb --dropout 0.1 --short-sequences 0 -s 0 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/bert_two_layers' \
     'build/bf16/train_dlrmcu -e published --tables 26 --rows 101250 --samples 4000000 --held-out 32768 -b 32768 -l 0.1 -v 0 -n 0 -x 20 --profile 5 --overwrite 1 -o out/profile_reference/dlrm'
 kept=$(cd "$tree/out/profile_reference/gpt2_124m" && echo *)
 [ "$kept" = 'log.jsonl profile' ] && why= || why=$kept
