@@ -21,6 +21,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PUBLISHED = os.path.join(HERE, "..", "dev", "reference", "published")
 ABOUT = "`dev/reference/published/README.md`"
 DIRECTIONS = ("forward", "backward", "optimizer", "communication")
+UNSHOWN = ("rank", "times", "step", "work", "energy")  # facts of a profile that the pages leave out
 
 
 class Cost(collections.namedtuple("Cost", "launches ms")):
@@ -105,7 +106,7 @@ def put_run(page, profiles, commit):
     """How ours were run: what their profiles say, once if all runs agree. `profiles` is keyed by the runs' names."""
     facts = {run: {**profile.facts, "commit": commit} for run, profile in profiles.items()}
     rows = []
-    for name in dict.fromkeys(name for run in facts.values() for name in run):
+    for name in dict.fromkeys(name for run in facts.values() for name in run if name not in UNSHOWN):
         values = {run: found.get(name, "not recorded") for run, found in facts.items()}
         if len(set(values.values())) == 1: rows.append([name, "all", next(iter(values.values()))])
         else: rows += [[name, run, value] for run, value in values.items()]
@@ -116,32 +117,18 @@ def put_run(page, profiles, commit):
 # ---------------------------------------------------------------------------------------------------------
 # BERT with two layers: kernels counted, and which of theirs one of ours replaces
 
-BERT_SEQUENCES, BERT_ROWS = 4, 512
 BERT_BLOCK = ("query, key, value", "attention", "attention output", "residual, layer norm 1", "MLP in, GELU", "MLP in",
               "MLP out", "MLP out, GELU", "residual, layer norm 2")
-BERT_OUTSIDE = ("attention mask", "layer norm weights in fp32", "embedding", "masked token head", "next sentence head",
-                "loss", "optimizer", "communication")
 
 
-def bert_part_outside(row):
-    op, size = row["op"], sizes(row)
-    if row["direction"] in ("optimizer", "communication"): return row["direction"]
-    if op.startswith("cast_to_fp32"): return "layer norm weights in fp32"
-    if "embedding" in op or (op.startswith(("layernorm", "dropout")) and size.get("N") == BERT_ROWS): return "embedding"
-    if op.startswith(("classifier", "accuracy")): return "loss"
-    if op.startswith("next_sentence") or size.get("M", size.get("N")) == BERT_SEQUENCES: return "next sentence head"
-    return "masked token head" if op.startswith(("matmul", "gelu", "layernorm", "gather")) else op
-
-
-def put_bert_parts(page, theirs, ours, layer, directions):
-    """Which ops are fused: the parts of a layer, or those outside the layers, with the kernels of both sides."""
-    order = BERT_BLOCK if layer else BERT_OUTSIDE
+def put_bert_parts(page, theirs, ours):
+    """Which ops of a layer are fused, with the kernels of both sides."""
     rows = []
-    for direction in directions:
-        here = [[row for row in group if row["direction"] == direction and row["layer"] == layer]
+    for direction in ("forward", "backward"):
+        here = [[row for row in group if row["direction"] == direction and row["layer"] == "0"]
                 for group in (theirs, ours)]
-        parts = dict.fromkeys(row["part"] for group in here for row in group)
-        for part in sorted(parts, key=lambda p: order.index(p) if p in order else len(order)):
+        parts = {row["part"] for group in here for row in group}
+        for part in sorted(parts, key=lambda p: (BERT_BLOCK.index(p) if p in BERT_BLOCK else len(BERT_BLOCK), p)):
             their, our = ([row for row in group if row["part"] == part] for group in here)
             rows.append([direction, part, len(their), len(our), number(1e3 * milliseconds(our), 1) if our else "",
                          counted(row["name"] for row in their),
@@ -153,8 +140,7 @@ def bert_page(profiles, commit):
     profile = profiles["step"]
     check_setup(profile, 2, 1024)
     theirs = [row for row in published("bert_two_layers.csv") for _ in range(int(row["kernels"]))]
-    parts = [part or bert_part_outside(row) for row, part in zip(profile.rows, block_parts(profile.rows))]
-    ours = [dict(row, part=part) for row, part in zip(profile.rows, parts) if not is_move(row)]
+    ours = [dict(row, part=part) for row, part in zip(profile.rows, block_parts(profile.rows)) if not is_move(row)]
     moves = [row for row in profile.rows if is_move(row)]
     page = Page()
     page.heading(f"BERT with two layers: {len(theirs)} published kernels, {len(ours)} of ours", 1)
@@ -176,11 +162,9 @@ def bert_page(profiles, commit):
                    "prints on its way back, and zeros for sums.")
 
     page.heading("A layer: what is fused where")
-    put_bert_parts(page, theirs, ours, "0", ("forward", "backward"))
+    put_bert_parts(page, theirs, ours)
     page.paragraph("This is layer 0; layer 1 is the same in theirs. With dropout attention has a kernel that draws its "
                    "bits beforehand; in the backward pass the same kernel sums up what each row needs.")
-    page.heading("Outside the layers")
-    put_bert_parts(page, theirs, ours, "", DIRECTIONS)
     return page
 
 
