@@ -143,7 +143,7 @@ acts() { # trainer, flag...
     "run_$1" -o other --overwrite 1 "${@:2}" >/dev/null || fail "train_$1 ${*:2}" "status $?"
     check "train_$1 ${*:2} acts" test "$(output "$1-whole")" != "$(output other)"
 }
-for flag in negatives=2 negative-pool=all lazy-adam=1 dropout=0.5 beta1=0.5 seed=7; do acts ncf "--${flag%=*}" "${flag#*=}"; done
+for flag in negatives=2 negative-pool=all dropout=0.5 beta1=0.5 seed=7; do acts ncf "--${flag%=*}" "${flag#*=}"; done
 acts dlrm --seed 7
 rows=9 acts dlrm
 samples=4000 acts dlrm

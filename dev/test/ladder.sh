@@ -44,7 +44,7 @@ if ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
     verdict 'without a GPU, the rungs of the CPU' "$(grep -q '^no NVIDIA GPU is here: the rungs of classifier_cpu instead$' <<<"$said" && grep -q '^ok   loops: [1-9][0-9]* passed, 0 failed' <<<"$said" || echo "$said")"
 fi
 # A table of times, of the cheapest ladder: one line for each rung, and what the peak is.
-said=$(make -s ladder OP=layernorm_forward_cpu CFLAGS="$CFLAGS" 2>&1)
+said=$(make -s ladder OP=classifier_cpu CFLAGS="$CFLAGS" 2>&1)
 verdict 'times' "$([ "$(grep -cE '^(loops|lanes|shipped) +[1-9][0-9]* passed +[0-9.]+ +[0-9.]+ +[0-9.]+ % ' <<<"$said")" = 3 ] && grep -q '^peak: [0-9.]*, GB/s of reading what the op touches' <<<"$said" || echo "$said")"
 printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
 [ "$failed" -eq 0 ]
