@@ -293,8 +293,8 @@ def draw(runs, options):
         if i + columns >= len(panels):
             plot.set_xlabel(axis.label, fontsize=9)
     names = [Line2D([], [], color=color, linewidth=2.5) for color in colors]
-    figure.legend(names, [run.name for run in runs], loc="upper center", ncols=legend_columns, frameon=False, fontsize=9,
-                  bbox_to_anchor=(0.5, 1))
+    figure.legend(names, [run.name for run in runs], loc="upper center", ncols=legend_columns, frameon=False,
+                  fontsize=9, bbox_to_anchor=(0.5, 1))
     figure.tight_layout(rect=(0, 0, 1, 1 - legend_height / height), h_pad=1.5, w_pad=1.2)
     write_picture(figure, options.output)
     plt.close(figure)

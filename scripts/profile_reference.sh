@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Run the set-ups of published profiles with our trainers on one GPU: build, run each with --profile, and write pages
-# that compare our profiles with the published ones (scripts/profile_reference.py): dev/results/profile_*.md. They are BERT
-# with two layers, GPT-2 124M, DLRM and NCF (NeuMF) at their published sizes.
+# that compare our profiles with the published ones (scripts/profile_reference.py): dev/results/profile_*.md. They are
+# BERT with two layers, GPT-2 124M, DLRM and NCF (NeuMF) at their published sizes.
 #
 #     bash scripts/profile_reference.sh [--out FOLDER] [--pages FOLDER]
 #
 #   --out      folder for the runs (default out/profile_reference): profile/ and log.jsonl of each are kept
 #   --pages    folder for the pages (default dev/results)
 #
-# Needs nvcc and a GPU of 80 GB. PYTHON (default python3), which must have numpy, writes BERT's sentences. GPU_CHECK_COMMIT names the sources if git cannot tell (default:
-# the first line of .commit). Exit status 0 only if every run succeeded and the pages were written.
+# Needs nvcc and a GPU of 80 GB. PYTHON (default python3), which must have numpy, writes BERT's sentences.
+# GPU_CHECK_COMMIT names the sources if git cannot tell (default: the first line of .commit). Exit status 0 only if every run succeeded and the pages were written.
 set -u
 cd "$(dirname "$0")/.."
 out=out/profile_reference pages=dev/results

@@ -12,8 +12,8 @@ profile/profile.html when they change.
 
 OUT/track.json records the tracker's run and how much was sent, so the same command continues there. If a resumed
 training run has cut log.jsonl back, steps that were already sent are not sent again, and a note in the tracker's run
-says so. A new training run in OUT (--overwrite 1) begins a new run of the tracker. If this program is killed, nothing is
-lost, and at most the last batch of lines is sent twice. OUT/track.lock is locked meanwhile, so that two of these
+says so. A new training run in OUT (--overwrite 1) begins a new run of the tracker. If this program is killed, nothing
+is lost, and at most the last batch of lines is sent twice. OUT/track.lock is locked meanwhile, so that two of these
 programs do not send the same. Of two equal values mlflow with a database keeps one; wandb keeps both.
 """
 import json

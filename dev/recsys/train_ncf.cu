@@ -4,8 +4,8 @@
  *   h0 [B, 2 E]  = [mlp_user[u] | mlp_item[i]];  h = MLP(h0)            ReLU and dropout after every layer
  *   logit [B]    = w . [x | h] + b
  *
- * Updates are Adam. Each row of each table is updated in every step, looked up or not, as published. Gradients of tables
- * are never stored: ops/embedding_rows.h.
+ * Updates are Adam. Each row of each table is updated in every step, looked up or not, as published. Gradients of
+ * tables are never stored: ops/embedding_rows.h.
  *
  * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, settings.
  * main() is in recommender.h. Source: He et al., "Neural Collaborative Filtering", 2017; sizes, initial values:

@@ -1,8 +1,14 @@
-/* The op's own tests, and what is timed: the first product of GPT-2 124M's MLP, for 64 sequences of 1,024 tokens, on the
- * CPU for 256 tokens. */
+/* The op's own tests, and what is timed: the first product of GPT-2 124M's MLP, for 64 sequences of 1,024 tokens, on
+ * the CPU for 256 tokens. */
 #include "dev/ops/matmul.h"
 
-enum { LADDER_TOKENS = HAS_DEVICE_MEMORY ? 65536 : 256, LADDER_C = 768, LADDER_F = 3072, LADDER_VP = 50304, LADDER_L = 12 };
+enum {
+    LADDER_TOKENS = HAS_DEVICE_MEMORY ? 65536 : 256,
+    LADDER_C = 768,
+    LADDER_F = 3072,
+    LADDER_VP = 50304,
+    LADDER_L = 12
+};
 
 static void ladder_test(Harness* h) { op_test_pass(h, &MATMUL, 0); }
 
