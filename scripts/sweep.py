@@ -34,6 +34,7 @@ import threading
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev"))
 from user_error import FAILED, Parser, UserError, lock, parse_json, read_json, run, write_atomically, writing  # noqa: E402
 
+RESULT = {"status", "metric", "last", "steps", "seconds"}  # keys of a run's result.json
 DIVERGED = 3  # the trainer's exit status
 MARK = "# sweep.py: "  # begins the output of a run, and shows that the run's directory is a sweep's
 PR_SET_PDEATHSIG = 1
@@ -74,6 +75,8 @@ class Trial:
         self.result, path = None, os.path.join(self.out, "result.json")
         if os.path.lexists(path):
             self.result = read_json(path)
+            if not isinstance(self.result, dict) or not RESULT <= self.result.keys():
+                raise UserError(f"{path}: is not the result of a run; delete it, and the run is repeated")
 
     def command(self, base):
         flags = [word for name, value in self.settings for word in (f"--{name}", value)]
