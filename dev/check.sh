@@ -182,10 +182,8 @@ if command -v python3 >/dev/null; then
         block $trainer forward_block 25
         block $trainer backward_block 40
     done
-    # Outside their models, the trainers have few lines in common.
-    if common=$(python3 dev/common_lines.py); then ok; else fail "the trainers have too much in common:"; echo "$common"; fi
 else
-    echo "skip lengths of functions and common lines: python3 was not found"
+    echo "skip lengths of functions: python3 was not found"
 fi
 
 # --- words that must not appear

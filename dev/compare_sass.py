@@ -2,25 +2,24 @@
 """Compare the machine code of two builds.
 
     make cubins CUBINS=before; (edit); make cubins CUBINS=after
-    python3 dev/compare_sass.py before after [--reasons FILE]
+    python3 dev/compare_sass.py before after
 
 BEFORE and AFTER are folders of PROGRAM.ARCH.PRECISION.cubin, or single cubins or executables. The functions of all
 programs of one architecture and precision are put together, so that code may move between programs.
 
 A function is keyed by a hash of its instructions with their encodings, registers, stack and static shared memory,
 without its name: renaming it or moving its source changes nothing. Functions with equal keys are identical. The rest
-are paired by kernel name, then by template arguments, then by the instructions they have in common (marked ~), and
-listed with registers, static shared memory, stack (where spills go) and number of instructions, before -> after.
+are paired by name and template arguments, and listed with registers, static shared memory, stack (where spills go) and
+number of instructions, before -> after.
 
 Needs cuobjdump and nvdisasm on the PATH, from the CUDA toolkit or from the Python packages nvidia-cuda-cuobjdump and
 nvidia-cuda-nvdisasm.
 
-FILE explains differences that are intended, one kernel a line: "name: reason". A kernel that it names is still listed,
-with its reason. Exit status 0: every function has an identical twin or a reason; 1: one has neither; 2: wrong usage.
+Exit status 0: every function has an identical twin; 1: one has none; 2: wrong usage.
 """
 import collections, concurrent.futures, glob, hashlib, os, re, shutil, subprocess, sys
 
-Function = collections.namedtuple("Function", "name key registers shared stack instructions opcodes")
+Function = collections.namedtuple("Function", "name key registers shared stack instructions")
 LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*/\*\s*(0x[0-9a-f]+)\s*\*/")
 MORE = re.compile(r"^\s+/\*\s*(0x[0-9a-f]+)\s*\*/")
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
@@ -38,8 +37,7 @@ def close_function(name, lines, usage):
     code = MANGLED.sub("NAME", "\n".join(lines))
     registers, stack, shared, local = usage.get(name, (0, 0, 0, 0))
     key = hashlib.sha256(f"{registers} {stack} {shared} {local}\n{code}".encode()).hexdigest()[:16]
-    opcodes = collections.Counter(re.sub(r"^@!?U?P\w+\s+", "", line).split(" ")[0] for line in lines)
-    return Function(name, key, registers, shared, stack + local, len(lines), opcodes)
+    return Function(name, key, registers, shared, stack + local, len(lines))
 
 
 def functions_of(path):
@@ -93,118 +91,49 @@ def read_build(path):
 
 
 def demangle(names):
-    """{mangled name: (base name, template arguments)}"""
+    """{mangled name: kernel and template arguments}"""
     names, tool = sorted(names), shutil.which("cu++filt") or shutil.which("c++filt")
-    if tool and names:
-        plain = subprocess.run([tool], input="\n".join(names), capture_output=True, text=True).stdout.splitlines()
-    else:
-        plain = names
-    result = {}
-    for name, text in zip(names, plain):
-        text = re.sub(r"^(void|int|float|double|bool) ", "", text)
-        match = re.match(r"([\w:$~]+)(<.*>)?\(", text)  # greedy: parameters hold no template arguments of their own
-        if match and match[2]:
-            depth, end = 0, 0  # the arguments end where their bracket closes
-            for end, c in enumerate(match[2]):
-                depth += (c == "<") - (c == ">")
-                if depth == 0:
-                    break
-            result[name] = (match[1], match[2][: end + 1])
-        else:
-            result[name] = (match[1] if match else text, "")
-    return result
+    if not tool or not names:
+        return dict(zip(names, names))
+    plain = subprocess.run([tool], input="\n".join(names), capture_output=True, text=True).stdout.splitlines()
+    return {name: re.sub(r"^(void|int|float|double|bool) |\([^()]*(\([^()]*\)[^()]*)*\)$", "", text)
+            for name, text in zip(names, plain)}
 
 
-def likeness(a, b):
-    common = sum((a.opcodes & b.opcodes).values())
-    return common / max(1, max(a.instructions, b.instructions))
-
-
-def same_arguments(a, b):
-    split = lambda s: [x.strip() for x in s.strip("<>").split(",")]
-    x, y = split(a), split(b)
-    return sum(p == q for p, q in zip(x, y)) - abs(len(x) - len(y))
-
-
-def pair(before, after, plain):
-    """[(Function or None, Function or None, mark)] for two lists of functions without identical twins."""
-    pairs, before, after = [], list(before), list(after)
-    rounds = [
-        ("", lambda a, b: plain[a.name] == plain[b.name], lambda a, b: likeness(a, b)),
-        ("", lambda a, b: plain[a.name][0] == plain[b.name][0],
-         lambda a, b: (same_arguments(plain[a.name][1], plain[b.name][1]), likeness(a, b))),
-        ("~", lambda a, b: likeness(a, b) >= 0.7, lambda a, b: likeness(a, b)),
-    ]
-    for mark, may, score in rounds:
-        candidates = sorted(((score(a, b), i, j) for i, a in enumerate(before) for j, b in enumerate(after) if may(a, b)),
-                            reverse=True)
-        used_before, used_after = set(), set()
-        for _, i, j in candidates:
-            if i not in used_before and j not in used_after:
-                used_before.add(i), used_after.add(j)
-                pairs.append((before[i], after[j], mark))
-        before = [f for i, f in enumerate(before) if i not in used_before]
-        after = [f for j, f in enumerate(after) if j not in used_after]
-    return pairs + [(f, None, "gone") for f in before] + [(None, f, "new") for f in after]
-
-
-def title(function, plain):
-    return "".join(plain[function.name])
-
-
-def compare(group, before, after, reasons):
-    """Print one architecture and precision; the number of functions without an identical twin and without a reason."""
+def compare(group, before, after):
+    """Print one architecture and precision; the number of functions without an identical twin."""
     keys_before, keys_after = {f.key for f in before.values()}, {f.key for f in after.values()}
     rest_before = [f for f in before.values() if f.key not in keys_after]
     rest_after = [f for f in after.values() if f.key not in keys_before]
     print(f"{' '.join(group).strip():14} {len(before)} functions before, {len(after)} after; {len(after) - len(rest_after)} "
           f"identical; without a twin: {len(rest_before)} before, {len(rest_after)} after")
-    plain, unexplained = demangle({f.name for f in rest_before + rest_after}), 0
-    for old, new, mark in sorted(pair(rest_before, rest_after, plain), key=lambda p: title(p[0] or p[1], plain)):
-        name = title(old or new, plain)
-        if old and new and title(new, plain) != name:
-            name += f" {mark}-> {title(new, plain)}"
-        numbers = ", ".join(
-            f"{what} {getattr(old, field) if old else '-'} -> {getattr(new, field) if new else '-'}"
-            for what, field in [("registers", "registers"), ("shared", "shared"), ("stack", "stack"),
-                                ("instructions", "instructions")])
-        reason = next((reasons[plain[f.name][0]] for f in (old, new) if f and plain[f.name][0] in reasons), None)
-        unexplained += reason is None
-        print(f"    {name}{f' ({mark})' if mark in ('gone', 'new') else ''}\n        {numbers}")
-        if reason:
-            print(f"        reason: {reason}")
-    return unexplained
+    plain = demangle({f.name for f in rest_before + rest_after})
+    olds, news = ({plain[f.name]: f for f in rest} for rest in (rest_before, rest_after))
+    names = sorted(olds.keys() | news.keys())
+    for name in names:
+        old, new = olds.get(name), news.get(name)
+        numbers = ", ".join(f"{field} {getattr(old, field, '-')} -> {getattr(new, field, '-')}"
+                            for field in ("registers", "shared", "stack", "instructions"))
+        print(f"    {name}{'' if old and new else ' (gone)' if old else ' (new)'}\n        {numbers}")
+    return len(names)
 
 
 def main(arguments):
-    reasons = {}
-    if "--reasons" in arguments:
-        at = arguments.index("--reasons")
-        if at + 1 >= len(arguments) or not os.path.isfile(arguments[at + 1]):
-            stop("--reasons needs a file")
-        for line in open(arguments[at + 1]):
-            if line.strip() and not line.startswith("#"):
-                name, _, reason = line.partition(":")
-                if not reason.strip():
-                    stop(f"{arguments[at + 1]}: '{line.strip()}' is not 'name: reason'")
-                reasons[name.strip()] = reason.strip()
-        del arguments[at : at + 2]
     if len(arguments) != 2:
-        stop("usage: compare_sass.py BEFORE AFTER [--reasons FILE]")
+        stop("usage: compare_sass.py BEFORE AFTER")
     for tool in ("cuobjdump", "nvdisasm"):  # cuobjdump runs nvdisasm
         if not shutil.which(tool):
             stop(f"{tool} was not found; install the CUDA toolkit or the Python package nvidia-cuda-{tool}")
     before, after = read_build(arguments[0]), read_build(arguments[1])
-    unexplained = 0
+    different = 0
     for group in sorted(set(before) | set(after)):
         if group not in before or group not in after:
             print(f"{' '.join(group).strip():14} is missing {'before' if group not in before else 'after'}")
-            unexplained += 1
+            different += 1
         else:
-            unexplained += compare(group, before[group], after[group], reasons)
-    print("all functions have an identical twin or a reason" if unexplained == 0 else
-          f"{unexplained} without an identical twin or a reason")
-    return 1 if unexplained else 0
+            different += compare(group, before[group], after[group])
+    print(f"{different} without an identical twin" if different else "all functions have an identical twin")
+    return 1 if different else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 Lines are counted from the first line of the declaration, template<> included, to the closing brace. A declaration
 without a body does not count. Exit status 0, also if some are listed.
 """
-import re, sys
+import argparse, re
 
 TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n\\]|\\.)*', re.S | re.M)
 NOT_NAMES = {"if", "for", "while", "switch", "return", "sizeof", "asm", "alignas", "decltype", "static_assert"}
@@ -90,30 +90,19 @@ def functions(path):
     return result
 
 
-def main(arguments):
-    most_lines = most_parameters = -1
-    exceptions, files = set(), []
-    arguments = iter(arguments)
-    for a in arguments:
-        if a in ("--lines", "--parameters", "--except"):
-            value = next(arguments, None)
-            if value is None or (a != "--except" and not value.isdigit()):
-                print(f"functions.py: {a} needs a {'name' if a == '--except' else 'number'}", file=sys.stderr)
-                return 2
-            if a == "--lines": most_lines = int(value)
-            elif a == "--parameters": most_parameters = int(value)
-            else: exceptions.add(value)
-        else:
-            files.append(a)
-    if not files:
-        print(__doc__, file=sys.stderr)
-        return 2
-    rows = [(lines, parameters, f"{path}:{line}", name) for path in files for lines, parameters, line, name in functions(path)]
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lines", type=int, default=-1, help="list functions of more lines")
+    parser.add_argument("--parameters", type=int, default=-1, help="list functions of more parameters")
+    parser.add_argument("--except", dest="exceptions", action="append", default=[], help="a name that is not listed")
+    parser.add_argument("files", nargs="+")
+    o = parser.parse_args()
+    rows = [(lines, parameters, f"{path}:{line}", name)
+            for path in o.files for lines, parameters, line, name in functions(path)]
     for lines, parameters, place, name in sorted(rows, reverse=True):
-        if lines > most_lines and parameters > most_parameters and name not in exceptions:
+        if lines > o.lines and parameters > o.parameters and name not in o.exceptions:
             print(f"{lines:4} lines {parameters:2} parameters  {place} {name}()")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

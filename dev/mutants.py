@@ -14,11 +14,10 @@ fault, and at least a minute, has detected it too.
 An entry of the list, after an empty line:
 
     NAME  what is wrong
-    FILE
+    FILE : TEST                     a suite of dev/test/suites.txt, with more words for its command, such as "ops gelu",
+                                    or ops_80 or ops_90a (kernels on the CPU); several, with ", " between, must all fail
     -old line
     +new line                       without it the old line is deleted
-    : TEST                          a suite of dev/test/suites.txt, with more words for its command, such as "ops gelu",
-                                    or ops_80 or ops_90a (kernels on the CPU); if there are several, each must fail
 
 Lines that begin with a space, before or after, are context to locate an old line that is not unique. Spaces at the ends
 of lines do not count. Builds use -O1, which takes half the time.
@@ -95,12 +94,12 @@ class Mutant:
     def __init__(self, entry):
         first, *rest = entry.split("\n")
         self.name, _, self.title = first.partition("  ")
-        self.path = rest.pop(0).strip() if rest else ""
-        self.tests = [line[1:].strip() for line in rest if line[0] == ":"]
-        self.context = [(line[0], line[1:].strip()) for line in rest if line[0] != ":"]  # in the order of the file
+        self.path, _, tests = rest.pop(0).partition(" : ") if rest else ("", "", "")
+        self.tests = tests.split(", ") if tests else []
+        self.context = [(line[0], line[1:].strip()) for line in rest]  # in the order of the file
         old, new = ([text for kind, text in self.context if kind == mark] for mark in "-+")
         self.check(re.fullmatch(r"[a-z0-9-]+", self.name) and self.title, "begins with no name of a-z0-9- and a title")
-        self.check({mark for mark, _ in self.context} <= set(" -+"), "a line begins with none of '-', '+', ':', ' '")
+        self.check({mark for mark, _ in self.context} <= set(" -+"), "a line begins with none of '-', '+', ' '")
         self.check(len(old) == 1 and len(new) < 2, "must have one line that begins with '-', and at most one with '+'")
         self.check(new != old, "the new line is the old one")
         self.check(self.tests, "names no test")

@@ -15,6 +15,14 @@ import math
 import os
 import sys
 
+try:
+    import matplotlib
+    import numpy as np
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter
+except ImportError:
+    matplotlib = None
+
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev"))
 from user_error import Parser, UserError, parse_json, replacing, run  # noqa: E402
 
@@ -28,10 +36,8 @@ PANELS = [
     ("Validation loss", [("val_loss", "dots", "")]),
     ("Masked tokens: loss", [("mlm_loss", "mean", "training"), ("val_mlm_loss", "dashed", "validation")]),
     ("Next sentence: loss", [("nsp_loss", "mean", "training"), ("val_nsp_loss", "dashed", "validation")]),
-    (
-        "Validation accuracy",
-        [("val_mlm_accuracy", "dots", "masked tokens"), ("val_nsp_accuracy", "dashed", "next sentence")],
-    ),
+    ("Validation accuracy", [("val_mlm_accuracy", "dots", "masked tokens"),
+                             ("val_nsp_accuracy", "dashed", "next sentence")]),
     ("Sequences per second", [("seq_s", "median", "")]),
     ("Tokens per second", [("tok_s", "median", "")]),
     ("Gradient norm", [("grad_norm", "median", "")]),
@@ -39,7 +45,7 @@ PANELS = [
 ]
 EVALUATIONS_AFTER = 2  # of these panels there is one for each evaluation set, and for each val_... that has none below
 SET_NAMES = {"hellaswag": "HellaSwag", "lambada": "LAMBADA"}
-MEDIAN_POINTS = 500  # at so many places of a curve the median is taken
+SMOOTH_POINTS = 500  # at so many places of a curve the running mean or median is taken
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -163,49 +169,26 @@ class Axis:
             if kind != "step" and len(run.steps) < 2:
                 raise UserError(f"{run.log}: has no step with tok_s and ms, which --x {kind} needs; give --x step")
         longest = max(run.hours[-1] for run in runs)
-        self.unit, self.scale = (
-            ("hours", 1) if longest >= 2 else ("minutes", 60) if longest >= 1 / 30 else ("seconds", 3600)
-        )
+        self.unit, self.scale = ("hours", 1) if longest >= 2 else ("minutes", 60)
         self.label = {"step": "step", "tokens": "training tokens", "hours": f"{self.unit} of training steps"}[kind]
 
     def of(self, run, steps):
-        import numpy as np
-
         if self.kind == "step":
             return np.array(steps, dtype=float)
         along = run.tokens if self.kind == "tokens" else [h * self.scale for h in run.hours]
         return np.interp(steps, run.steps, along)
 
 
-def reach_of(n):
-    """The ends of the running mean: over 1/25 of the run, narrower at its steep beginning."""
-    import numpy as np
-
-    at = np.arange(n)
-    reach = np.minimum(n // 50, at)
-    return at - reach, np.minimum(at + reach + 1, n)
-
-
-def running_mean(values):
-    import numpy as np
-
-    begin, end = reach_of(len(values))
-    total = np.concatenate([[0], np.cumsum(values)])
-    return np.arange(len(values)), (total[end] - total[begin]) / (end - begin)
-
-
-def running_median(values):
-    import numpy as np
-
-    begin, end = reach_of(len(values))
-    places = np.unique(np.linspace(0, len(values) - 1, MEDIAN_POINTS).astype(int))
-    return places, np.array([np.median(values[begin[i] : end[i]]) for i in places])
+def smoothed(values, style):
+    """Places and the running mean or median there: over 1/25 of the run, narrower at its steep beginning."""
+    at = np.unique(np.linspace(0, len(values) - 1, SMOOTH_POINTS).astype(int))
+    reach = np.minimum(len(values) // 50, at)
+    take = np.mean if style == "mean" else np.median
+    return at, np.array([take(values[i - r : i + r + 1]) for i, r in zip(at, reach)])
 
 
 def draw_series(plot, x, y, style, color):
     """Draw one member of one run; returns the values that are numbers."""
-    import numpy as np
-
     finite = np.isfinite(y)
     x, y, lost = x[finite], y[finite], x[~finite]
     if len(lost) and style == "mean":
@@ -215,7 +198,7 @@ def draw_series(plot, x, y, style, color):
         is_noisy = len(y) >= 100  # enough points for a mean to be clearer than the points
         plot.plot(x, y, color=color, alpha=0.25 if is_noisy else 1, linewidth=0.7 if is_noisy else 1.4, marker=single)
         if is_noisy:
-            places, smooth = (running_mean if style == "mean" else running_median)(y)
+            places, smooth = smoothed(y, style)
             plot.plot(x[places], smooth, color=color, linewidth=1.5)
     elif style == "line":
         plot.plot(x, y, color=color, linewidth=1.5, marker=single)
@@ -228,24 +211,13 @@ def draw_series(plot, x, y, style, color):
 
 def fit_odd_values(plot, values):
     """Limits that hold all but a hundredth of the values at either end: one slow step must not flatten the others."""
-    import numpy as np
-
     low, high = np.percentile(np.concatenate(values), [1, 99])
     margin = 0.15 * (high - low) or 0.05 * abs(high) or 1
     bottom, top = plot.get_ylim()
     plot.set_ylim(max(bottom, low - margin), min(top, high + margin))
 
 
-def short(value):
-    """1500000 -> 1.5M"""
-    power = 0 if abs(value) < 1000 else min(4, int(math.log10(abs(value)) / 3 + 1e-9))
-    return f"{value / 1000**power:.6g}{['', 'k', 'M', 'B', 'T'][power]}"
-
-
 def draw_panel(plot, panel, runs, colors, axis):
-    import numpy as np
-    from matplotlib.lines import Line2D
-
     title, drawn = panel
     entries, odd = [], []
     for member, style, label in drawn:
@@ -261,16 +233,14 @@ def draw_panel(plot, panel, runs, colors, axis):
     plot.grid(True, color="#e6e6e6", linewidth=0.7)
     plot.set_axisbelow(True)
     plot.tick_params(labelsize=8, color="#999")
-    for side in ("top", "right"):
-        plot.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        plot.spines[side].set_color("#999")
+    plot.spines[["top", "right"]].set_visible(False)
+    plot.spines[["left", "bottom"]].set_color("#999")
     plot.margins(x=0.02)
     if odd:
         fit_odd_values(plot, odd)
     for along, limits in ((plot.xaxis, plot.get_xlim()), (plot.yaxis, plot.get_ylim())):
-        if max(map(abs, limits)) >= 1e4 or max(map(abs, limits)) < 1e-2:
-            along.set_major_formatter(lambda value, _: short(value))
+        if max(map(abs, limits)) >= 1e4:
+            along.set_major_formatter(EngFormatter(sep=""))  # 1.5M
     if entries:
         plot.legend(handles=entries, fontsize=8, frameon=False, handlelength=2.5)
 
@@ -298,25 +268,15 @@ def panels_of(runs):
     return [p for p in panels if any(run.has(m) for m, _, _ in p[1] for run in runs)]
 
 
-def colors_of(count):
-    import matplotlib
-
-    if count <= 10:
-        return [matplotlib.colormaps["tab10"](i) for i in range(count)]
-    return [matplotlib.colormaps["turbo"](0.05 + 0.9 * i / (count - 1)) for i in range(count)]
-
-
 def draw(runs, options):
-    try:
-        import matplotlib
-    except ImportError:
+    if not matplotlib:
         raise UserError("the Python package 'matplotlib' is missing; install it with: pip install matplotlib")
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "plot"  # the same log gives the same file
     import matplotlib.pyplot as plt
-    from matplotlib.lines import Line2D
 
-    panels, axis, colors = panels_of(runs), Axis(options.x, runs), colors_of(len(runs))
+    panels, axis = panels_of(runs), Axis(options.x, runs)
+    colors = [matplotlib.colormaps["tab10" if len(runs) <= 10 else "tab20"](i % 20) for i in range(len(runs))]
     columns = len(panels) if len(panels) <= 2 else 2 if len(panels) <= 4 else 3
     rows = -(-len(panels) // columns)
     width, name_width = 4.6 * columns, 0.75 + 0.085 * max(len(run.name) for run in runs)
@@ -333,15 +293,8 @@ def draw(runs, options):
         if i + columns >= len(panels):
             plot.set_xlabel(axis.label, fontsize=9)
     names = [Line2D([], [], color=color, linewidth=2.5) for color in colors]
-    figure.legend(
-        names,
-        [run.name for run in runs],
-        loc="upper center",
-        ncols=legend_columns,
-        frameon=False,
-        fontsize=9,
-        bbox_to_anchor=(0.5, 1),
-    )
+    figure.legend(names, [run.name for run in runs], loc="upper center", ncols=legend_columns, frameon=False,
+                  fontsize=9, bbox_to_anchor=(0.5, 1))
     figure.tight_layout(rect=(0, 0, 1, 1 - legend_height / height), h_pad=1.5, w_pad=1.2)
     write_picture(figure, options.output)
     plt.close(figure)
@@ -364,9 +317,7 @@ def parse(arguments):
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's output directory, or its log.jsonl")
     parser.add_argument("--output", metavar="FILE", help=".png, .svg or .pdf (default: plot.png in the folder of the first log)")
-    parser.add_argument(
-        "--x", choices=("step", "tokens", "hours"), default="step", help="the x axis (default: step)"
-    )
+    parser.add_argument("--x", choices=("step", "tokens", "hours"), default="step", help="the x axis (default: step)")
     options = parser.parse_args(arguments)
     if options.output is not None and options.output.rpartition(".")[2].lower() not in FORMATS:
         raise UserError(f"--output {options.output}: must end in .{', .'.join(FORMATS)}")

@@ -8,7 +8,6 @@
 --jobs N              on the CPU: N processes that share the cores (default 1)
 --metric NAME         key of log.jsonl whose last value ranks the runs (default val_loss): the lowest is the best, but
                       the highest of val_mlm_accuracy and the like
---minutes M           after M minutes start no more runs, and save and stop the running ones
 
 The same command continues an interrupted sweep: finished runs are kept, and a stopped run resumes from its last
 checkpoint (-n of the trainer) or, without one, starts again. A run that diverged counts as finished. Each run has a
@@ -31,11 +30,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev"))
 from user_error import FAILED, Parser, UserError, lock, parse_json, read_json, run, write_atomically, writing  # noqa: E402
 
+RESULT = {"status", "metric", "last", "steps", "seconds"}  # keys of a run's result.json
 DIVERGED = 3  # the trainer's exit status
 MARK = "# sweep.py: "  # begins the output of a run, and shows that the run's directory is a sweep's
 PR_SET_PDEATHSIG = 1
@@ -76,7 +75,7 @@ class Trial:
         self.result, path = None, os.path.join(self.out, "result.json")
         if os.path.lexists(path):
             self.result = read_json(path)
-            if not is_result(self.result):
+            if not isinstance(self.result, dict) or not RESULT <= self.result.keys():
                 raise UserError(f"{path}: is not the result of a run; delete it, and the run is repeated")
 
     def command(self, base):
@@ -99,11 +98,6 @@ class Trial:
             return
         self.result = {"status": status, **read_log(os.path.join(self.out, "log.jsonl"), metric)}
         write_atomically(os.path.join(self.out, "result.json"), json.dumps(self.result))
-
-
-def is_result(value):
-    keys = {"status": int, "metric": str, "last": (int, float, type(None)), "steps": int, "seconds": (int, float)}
-    return isinstance(value, dict) and all(isinstance(value.get(key, keys), kind) for key, kind in keys.items())
 
 
 def is_higher_better(metric):
@@ -151,11 +145,7 @@ def end_with(parent):
 
 def work(queue, mutex, place, options, on_end):
     """Run trials on one GPU, or on a share of the CPU, until none is left."""
-    environment = dict(os.environ)
-    if place["gpu"] is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = place["gpu"]
-    elif place["threads"]:
-        environment.setdefault("OMP_NUM_THREADS", str(place["threads"]))
+    environment = {**os.environ, **place}
     while not stopping.is_set():
         with mutex:
             if not queue:
@@ -217,7 +207,7 @@ def write_table(path, trials, metric):
 
 
 def places(options):
-    """Where processes run: on each GPU, or on the CPU."""
+    """Where processes run: the variables of each GPU's, or of each share of the CPU."""
     if options.gpus is None and options.jobs is None:
         try:
             listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
@@ -225,10 +215,10 @@ def places(options):
             listed = ""
         options.gpus = ",".join(str(i) for i in range(listed.count("GPU ")))
     if options.gpus:
-        return [{"gpu": gpu, "threads": None} for gpu in options.gpus.split(",")]
+        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in options.gpus.split(",")]
     jobs = options.jobs or 1
-    threads = max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None
-    return [{"gpu": None, "threads": threads} for _ in range(jobs)]
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    return [{} if jobs == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}] * jobs
 
 
 def parse(arguments):
@@ -238,7 +228,6 @@ def parse(arguments):
     parser.add_argument("--gpus")
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--metric", default="val_loss")
-    parser.add_argument("--minutes", type=float)
     if "--" not in arguments:
         if {"-h", "--help"} & set(arguments):
             parser.parse_args(arguments)
@@ -252,8 +241,6 @@ def parse(arguments):
         raise UserError("give at least one --vary NAME=VALUES")
     if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: must be at least 1")
-    if options.minutes is not None and options.minutes <= 0:
-        raise UserError(f"--minutes {options.minutes:g}: must be more than 0")
     if not shutil.which(options.command[0]):
         raise UserError(f"{options.command[0]}: there is no such program")
     return options
@@ -309,12 +296,11 @@ def main():
     print(f"{len(trials)} runs, {len(trials) - len(queue)} of them done", flush=True)
     for number_ in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number_, lambda *_: stopping.set())
-    end = time.monotonic() + options.minutes * 60 if options.minutes else math.inf
     where = places(options)
     with concurrent.futures.ThreadPoolExecutor(len(where)) as pool:
         workers = [pool.submit(work, queue, mutex, place, options, on_end) for place in where]
         while concurrent.futures.wait(workers, 0.05).not_done:
-            if time.monotonic() > end or any(worker.done() and worker.exception() for worker in workers):
+            if any(worker.done() and worker.exception() for worker in workers):
                 stopping.set()
     for worker in workers:
         worker.result()  # raises what it failed with

@@ -5,17 +5,16 @@
     track.py OUT --follow                       continue until Ctrl-C
     track.py OUT --to mlflow --project mine
 
-OUT is the directory of a run. The tracker is wandb or, where that is not installed, mlflow, unless --to names it. The tracker's own settings choose the destination (WANDB_MODE=offline, MLFLOW_TRACKING_URI and so on). It
-gets the settings, every number of log.jsonl at its step, and the files loss.svg, plot.png, sample.txt,
-profile/profile.txt and profile/profile.html when they change.
+OUT is the directory of a run. The tracker is wandb or, where that is not installed, mlflow, unless --to names it. The
+tracker's own settings choose the destination (WANDB_MODE=offline, MLFLOW_TRACKING_URI and so on). It gets the settings,
+every number of log.jsonl at its step, and the files loss.svg, plot.png, sample.txt, profile/profile.txt and
+profile/profile.html when they change.
 
 OUT/track.json records the tracker's run and how much was sent, so the same command continues there. If a resumed
 training run has cut log.jsonl back, steps that were already sent are not sent again, and a note in the tracker's run
-says so. If it has other settings, they replace the old ones in wandb, and a note names them (mlflow's
-parameters never change). A new training run in OUT (--overwrite 1) begins a new run of the tracker. If this program is
-killed, nothing is lost, and at most the last batch of lines is sent twice. OUT/track.lock is locked meanwhile, so that
-two of these programs do not send the same. Of two equal values mlflow with a database
-keeps one; wandb keeps both.
+says so. A new training run in OUT (--overwrite 1) begins a new run of the tracker. If this program is killed, nothing
+is lost, and at most the last batch of lines is sent twice. OUT/track.lock is locked meanwhile, so that two of these
+programs do not send the same. Of two equal values mlflow with a database keeps one; wandb keeps both.
 """
 import json
 import os
@@ -31,7 +30,6 @@ from user_error import Parser, Unreachable, UserError, lock, parse_json, read_js
 
 BATCH_LINES = 200
 POLL_SECONDS = 2.0
-OF_THE_COMMAND = {"resume", "override", "overwrite", "output"}  # settings that say nothing of the training
 FILES = ["loss.svg", "plot.png", "sample.txt", "profile/profile.txt", "profile/profile.html"]
 
 
@@ -57,9 +55,6 @@ class Wandb:
 
     def flush(self):
         pass
-
-    def change(self, settings):
-        self.run.config.update(settings, allow_val_change=True)
 
     def note(self, text):
         self.run.notes = f"{self.run.notes or ''}{text}\n"
@@ -95,9 +90,6 @@ class Mlflow:
         for i in range(0, len(self.waiting), 1000):
             self.client.log_batch(self.id, metrics=self.waiting[i : i + 1000])
         self.waiting = []
-
-    def change(self, settings):
-        pass  # parameters of a run never change
 
     def note(self, text):
         self.notes += f"{text}\n"
@@ -145,15 +137,15 @@ def find_tracker(name):
 # The log, and how much of it was sent
 
 
-FORM = {"tracker": str, "project": str, "id": str, "settings": int, "first": (int, type(None)), "current": dict,
-        "position": int, "line": int, "step": int, "kinds": (dict, list), "batch": (list, type(None)), "files": dict}
+FORM = {"tracker": str, "project": str, "id": str, "settings": int, "first": (int, type(None)),
+        "position": int, "line": int, "step": int, "kinds": dict, "batch": (list, type(None)), "files": dict}
 
 
 class State:
     """OUT/track.json. `position`: bytes of log.jsonl that were sent, the last of which are `line` (a checksum); `step`: the
     last step that was sent; `kinds`: the same of each kind of line, by its first member (a checkpoint's line comes after
-    those of later steps); `batch`: [end, time] of a batch that may or may not have arrived; `current`: the settings that
-    the tracker has; `settings` and `first`: checksums of the log's first two lines, which only a new training changes."""
+    those of later steps); `batch`: [end, time] of a batch that may or may not have arrived; `settings` and `first`:
+    checksums of the log's first two lines, which only a new training changes."""
 
     def __init__(self, folder):
         self.path = os.path.join(folder, "track.json")
@@ -166,25 +158,11 @@ class State:
                 raise UserError(f"{self.path}: is damaged: {key} is missing; without the file a new run of the tracker begins")
         if self.values["tracker"] not in TRACKERS:
             raise UserError(f"{self.path}: is damaged: {self.values['tracker']!r} is none of {', '.join(TRACKERS)}")
-        if isinstance(self.values["kinds"], list):  # earlier versions: those of the last step
-            self.values["kinds"] = dict.fromkeys(self.values["kinds"], self.values["step"])
 
     def begin(self, tracker, project, log):
         settings, first = log.checksums()
-        self.values = {
-            "tracker": tracker,
-            "project": project,
-            "id": secrets.token_hex(4),
-            "settings": settings,
-            "first": first,
-            "current": log.settings(),
-            "position": 0,
-            "line": 0,
-            "step": -1,
-            "kinds": {},
-            "batch": None,
-            "files": {},
-        }
+        self.values = {"tracker": tracker, "project": project, "id": secrets.token_hex(4), "settings": settings,
+                       "first": first, "position": 0, "line": 0, "step": -1, "kinds": {}, "batch": None, "files": {}}
         self.save()
 
     def is_of(self, log):
@@ -238,18 +216,6 @@ class Log:
         found = [zlib.crc32(line) for line, _ in self.read(0, 2)]
         return (found + [None, None])[:2]
 
-    def newest_settings(self, end):
-        """Those before the position `end`: a resumed training writes its own again."""
-        newest, position = self.settings(), 0
-        while position < end:
-            lines = self.read(position, BATCH_LINES)
-            if not lines:
-                break
-            for line, position in lines:
-                value = parse_line(line) if position <= end and b'"step":' not in line else None
-                newest = value or newest
-        return newest
-
     def has_line(self, end, checksum):
         """Whether the line that ends there is still the one with this checksum."""
         if end == 0:
@@ -278,18 +244,6 @@ def numbers_of(value):
 class Sender:
     def __init__(self, folder, log, state, tracker):
         self.folder, self.log, self.state, self.tracker = folder, log, state, tracker
-        self.newest = log.newest_settings(state.values["position"])
-
-    def change_settings(self, step):
-        """Tell the tracker those settings that are others from this step on."""
-        current = self.state.values["current"]
-        changed = {k: v for k, v in self.newest.items() if current.get(k) != v and k not in OF_THE_COMMAND}
-        if not changed:
-            return
-        self.tracker.change({**current, **changed})
-        named = ", ".join(f"{k} {v!r} (before: {current.get(k)!r})" for k, v in changed.items())
-        self.tracker.note(f"from step {step} on with other settings: {named}")
-        self.state.save(current={**current, **changed})
 
     def send_lines(self):
         """Send what is new, batch by batch. Returns the number of lines."""
@@ -316,13 +270,10 @@ class Sender:
             for line, _ in lines:
                 value = parse_line(line)
                 found = numbers_of(value) if value else None
-                if value and "step" not in value:
-                    self.newest = value
                 if not found or found[0] <= kinds.get(found[2], -1):
                     continue
                 kinds[found[2]] = found[0]
                 step = max(step, found[0])
-                self.change_settings(found[0])
                 self.tracker.send(found[0], found[1], at)
                 count += 1
             self.tracker.flush()
@@ -371,7 +322,7 @@ def track(options):
         kind, library = find_tracker(state.values["tracker"])
     name = options.name or os.path.basename(os.path.abspath(options.out))
     while True:
-        tracker = Guarded(kind, library, state.values["project"], name, state.values["id"], state.values["current"])
+        tracker = Guarded(kind, library, state.values["project"], name, state.values["id"], log.settings())
         try:
             count = follow(Sender(options.out, log, state, tracker), options)
         except NewTraining:

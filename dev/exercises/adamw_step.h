@@ -1,4 +1,4 @@
-/* Exercise 10, adamw_step: the numbers of an AdamW step that are the same for all parameters, Adam's bias
+/* Exercise 9, adamw_step: the numbers of an AdamW step that are the same for all parameters, Adam's bias
  * correction among them. The moments m and v begin at 0, so after t updates they are too small by 1 - beta1^t and
  * 1 - beta2^t.
  *

@@ -1,4 +1,4 @@
-/* Exercise 9, attention_forward: flash attention. The scores of a query are used as they are made, so there is no
+/* Exercise 8, attention_forward: flash attention. The scores of a query are used as they are made, so there is no
  * T x T matrix.
  *
  *   s[q, k]  = Q[q] . K[k] / sqrt(HS)            for the keys k that q sees, in q's own sequence and head

@@ -20,52 +20,6 @@ static void exercise_bench(Harness* h) {
 }
 #endif
 
-#ifdef EXERCISE_softmax_backward
-typedef struct {
-    Array ds, p, dp;
-    int N, T;
-    Context* ctx;
-} SoftmaxCase;
-
-static void softmax_run(void* state) {
-    SoftmaxCase* s = (SoftmaxCase*)state;
-    softmax_backward(s->ds.device, s->p.device, s->dp.device, s->N, s->T, s->ctx);
-}
-
-// Probabilities: positive numbers, and rows that add up to 1.
-static SoftmaxCase softmax_case(Harness* h, int N, int T) {
-    SoftmaxCase s = {.N = N, .T = T, .ctx = &h->ctx};
-    case_begin(h, "softmax/backward N=%d T=%d", N, T);
-    s.p = input(h, (size_t)N * (size_t)T, 1.0);
-    s.dp = input(h, s.p.n, 1.0);
-    s.ds = output(h, s.p.n, SET);
-    for (size_t row = 0; row < s.p.n; row += (size_t)T) {
-        double sum = 0;
-        for (size_t k = row; k < row + (size_t)T; k++) sum += exp((double)s.p.host[k]);
-        for (size_t k = row; k < row + (size_t)T; k++) s.p.host[k] = (real)(exp((double)s.p.host[k]) / sum);
-    }
-    return s;
-}
-
-// The sum is an average of numbers near 1: it is right to some roundings of partial sums.
-static void exercise_test(Harness* h) {
-    static const int SHAPES[][2] = {{1, 1}, {1, 48}, {77, 33}, {5, 1024}, {300, 7}};
-    for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
-        SoftmaxCase s = softmax_case(h, SHAPES[i][0], SHAPES[i][1]);
-        real* want = copy_of(h, s.ds);
-        softmax_backward_ref(want, s.p.host, s.dp.host, s.N, s.T);
-        softmax_run(&s);
-        expect_close(h, "ds", s.ds, want, tolerance(1e-6));
-        case_end(h);
-    }
-}
-
-static void exercise_bench(Harness* h) {
-    SoftmaxCase s = softmax_case(h, 4 * 12 * 256, 256);
-    exercise_time("12288 rows of 256 keys", softmax_run, &s);
-}
-#endif
-
 #if defined(EXERCISE_layernorm_forward) || defined(EXERCISE_layernorm_backward)
 #include "dev/ops/layernorm.h"
 
@@ -130,36 +84,24 @@ static void exercise_bench(Harness* h) {
 #ifdef EXERCISE_attention_forward
 #include "dev/ops/attention.h"
 
-// Without dropout. The tolerances are those of attention_check_path().
+static void exercise_check(Harness* h, AttentionCase* a, double tol) {
+    attention_reference(h, a);
+    attention_check_forward(h, a, FLASH, tol);
+    case_end(h);
+}
+
+// The smallest sizes, without dropout.
 static void exercise_test(Harness* h) {
-    static const struct {
-        int lengths[3], count, NH, HS;
-    } SHAPES[] = {{{1}, 1, 1, 1},          {{2}, 1, 1, 4},        {{17, 1, 77}, 3, 3, 16}, {{64, 64}, 2, 2, 64},
-                  {{6, 23, 24}, 3, 2, 33}, {{16, 0, 8}, 3, 2, 8}, {{130, 47}, 2, 12, 64},  {{1024}, 1, 1, 64}};
-    for (size_t i = 0; i < 2 * COUNT_OF(SHAPES); i++) {
-        Mask mask = i % 2 ? FULL : CAUSAL;
-        const int* lengths = SHAPES[i / 2].lengths;
-        int count = SHAPES[i / 2].count;
-        case_begin(h, "attention/forward %s T=%d,%d,%d NH=%d HS=%d", mask == CAUSAL ? "CAUSAL" : "FULL", lengths[0],
-                   lengths[1], lengths[2], SHAPES[i / 2].NH, SHAPES[i / 2].HS);
-        AttentionCase a = attention_case(h, lengths, count, SHAPES[i / 2].NH, SHAPES[i / 2].HS, mask, 0, 1.0);
-        real *out = copy_of(h, a.out), *lse = copy_of(h, a.lse);
-        attention_forward_ref(out, lse, a.qkv.host, &a.s, a.shape);
-        attention_run_forward(&a);
-        expect_close(h, "out", a.out, out, tolerance(3e-6));
-        expect_close(h, "lse", a.lse, lse, tolerance(3e-6));
-        case_end(h);
+    int length = 50, z[8];
+    for (int i = 0; i < 2 * 9; i++) {
+        memcpy(z, ATTENTION_SIZES[i / 2], sizeof z);
+        z[7] = 0;
+        AttentionCase a = attention_case_of(h, "forward", z, i % 2 ? FULL : CAUSAL);
+        exercise_check(h, &a, 3e-6);
     }
-    // Scores up to some hundreds, whose exponentials would overflow; a score of 300 is right to 3e-5.
-    int length = 50;
     case_begin(h, "attention/forward large scores");
     AttentionCase large = attention_case(h, &length, 1, 2, 16, CAUSAL, 0, 8.0);
-    real *out = copy_of(h, large.out), *lse = copy_of(h, large.lse);
-    attention_forward_ref(out, lse, large.qkv.host, &large.s, large.shape);
-    attention_run_forward(&large);
-    expect_close(h, "out", large.out, out, tolerance(3e-4));
-    expect_close(h, "lse", large.lse, lse, tolerance(3e-4));
-    case_end(h);
+    exercise_check(h, &large, 3e-4);
 }
 
 static void exercise_bench(Harness* h) {

@@ -1,4 +1,4 @@
-/* Exercise 6, classifier_backward: the loss of a language model, and the gradient of its logits, in one op.
+/* Exercise 5, classifier_backward: the loss of a language model, and the gradient of its logits, in one op.
  *
  *   lse[n]        = log(sum over v < V of exp(logits[n, v]))
  *   losses.each[n] = lse[n] - logits[n, targets[n]]

@@ -1,4 +1,4 @@
-/* Exercise 7, embedding_backward: the forward pass looked up rows; now gradients are added to these rows.
+/* Exercise 6, embedding_backward: the forward pass looked up rows; now gradients are added to these rows.
  *
  *   d.word[tokens[n], c]       += dx[n, c]          in.tokens [N], below sizes.V
  *   d.position[position[n], c] += dx[n, c]          in.s->position [N], below sizes.T

@@ -1,7 +1,7 @@
-/* Exercise 12, lamb_update: AdamW's direction, scaled for each tensor by how long the tensor is. For very large
+/* Exercise 11, lamb_update: AdamW's direction, scaled for each tensor by how long the tensor is. For very large
  * batches.
  *
- *   g = step.gradient * grads[i];  m[i], v[i] as in AdamW (exercise 11)
+ *   g = step.gradient * grads[i];  m[i], v[i] as in AdamW (exercise 10)
  *   u[i]  = step.step_size * m[i] / (step.root_scale * sqrt(v[i]) + eps) + weight_decay * decay * params[i]
  *   ratio = |params| / |u|, the square roots of the sums of squares over a tensor, of params before the update;
  *           1 where one of the sums is 0, and where the span's `trust` is 0

@@ -1,4 +1,4 @@
-/* Exercise 5, layernorm_backward: gradients of a layernorm's input and parameters.
+/* Exercise 4, layernorm_backward: gradients of a layernorm's input and parameters.
  *
  *   with u[n, c] = (x[n, c] - mean[n]) rstd[n]  and  e[n, c] = dy[n, c] w[c]
  *   dx[n, c] = rstd[n] (e[n, c] - average of the row's e - u[n, c] * average of the row's e u)

@@ -1,4 +1,4 @@
-/* Exercise 4, layernorm_forward: each row of x gets the mean 0 and the standard deviation 1, then a scale and an
+/* Exercise 3, layernorm_forward: each row of x gets the mean 0 and the standard deviation 1, then a scale and an
  * offset.
  *
  *   mean[n] = average of x[n, c] over the C channels

@@ -1,4 +1,4 @@
-/* Exercise 8, matmul_forward: the linear layer, where nearly all time of a training step goes.
+/* Exercise 7, matmul_forward: the linear layer, where nearly all time of a training step goes.
  *
  *   y[n, o] = or += b[o] + sum over i of x[n, i] w[o, i]            as mode says, SET or ADD
  *

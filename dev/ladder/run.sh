@@ -5,9 +5,10 @@
 #     bash dev/ladder/run.sh OP [RUNG]      all rungs of dev/ladder/OP, or one
 #     bash dev/ladder/run.sh --source       one source with all rungs for GPUs, to see whether they compile
 #
-# A rung is a function with the op's signature; "shipped" is the op itself. Without a GPU the rungs of OP_cpu run, if
-# there are any. Exit status: 0; 1 if a rung fails; 2 if there is no such ladder, or no GPU for it. Variables: CC, CFLAGS,
-# NVCC, NVFLAGS; LADDER_TIME=0, no timing; LADDER_TIME=build, only build; LADDER_BUILT=1, all is built.
+# rungs.txt of a ladder has the op, its header, and "gpu" where it needs one; then the rungs from the slowest on, each
+# with its idea. A rung is a function RUNG_OP with the op's signature; "shipped" is the op itself. Without a GPU the rungs of
+# OP_cpu run, if there are any. Exit status: 0; 1 if a rung fails; 2 if there is no such ladder, or no GPU for it.
+# Variables: CC, CFLAGS, NVCC, NVFLAGS; LADDER_TIME=0, no timing.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 if [ "${1:-}" = --source ]; then
@@ -16,7 +17,6 @@ if [ "${1:-}" = --source ]; then
     printf '#include "llmc/%s.cuh"\n' device/ptx/mma hopper/{mbarrier,tma,wgmma}
     for list in $gpu; do
         for name in $(awk '$1 !~ /^(#|op|shipped)/ {print $1}' "$list"); do
-            printf '#undef %s\n' LADDER_ABOVE LADDER_FUSED LADDER_MMA LADDER_WGMMA
             name=${list%/*}/$name.cuh
             printf 'namespace %s {\n#include "%s"\n}\n' "$(tr -c 'a-z\n' _ <<<"$name")" "$name"
         done
@@ -35,7 +35,7 @@ fi
 folder=dev/ladder/$1
 [ -f "$folder/rungs.txt" ] || { echo "no ladder is called $1; make ladder lists them"; exit 2; }
 read -r _ op header device < <(grep '^op ' "$folder/rungs.txt")
-if [ "$device" = gpu ] && [ "${LADDER_TIME:-1}" != build ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+if [ "$device" = gpu ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
     [ -d "${folder}_cpu" ] || { echo "skip $1: its rungs need an NVIDIA GPU"; exit 2; }
     echo "no NVIDIA GPU is here: the rungs of ${1}_cpu instead"
     exec bash dev/ladder/run.sh "${1}_cpu" "${@:2}"
@@ -45,14 +45,14 @@ cases=$folder/cases.h  # a ladder's rungs on the CPU may have the cases of those
 [ -f "$cases" ] || cases=${folder%_cpu}/cases.h
 
 make_rung() { # RUNG
-    local name=$1 rung=rung_$op suffix=h source=$build/$1.c
+    local name=$1 suffix=h source=$build/$1.c
     [ "$device" != gpu ] || suffix=cuh source=$build/$1.cu
     {
         echo "#include \"$header\""
         echo '#include "dev/ladder/ladder.h"'
         if [ "$name" != shipped ]; then
             echo "#include \"$folder/$name.$suffix\""
-            echo "#define $op $rung"
+            echo "#define $op ${name}_$op"
         fi
         echo "#include \"$cases\""
         echo 'int main(int argc, char** argv) { return ladder_main(argc, argv); }'
@@ -71,13 +71,12 @@ make_rung() { # RUNG
 chosen=$(awk -v only="${2:-}" '$1 !~ /^(#|op)/ && (only == "" || $1 == only)' "$folder/rungs.txt")
 [ -n "$chosen" ] || { echo "$1 has no rung called $2"; exit 2; }
 for name in $(awk '{print $1}' <<<"$chosen"); do
-    [ "${LADDER_BUILT:-0}" = 0 ] || continue
     rm -f "$build/$name"
     make_rung "$name" &
 done
 wait
 # A GPU's tests mostly wait for the references on the CPU: all rungs' at once.
-if [ "$device" = gpu ] && [ "${LADDER_TIME:-1}" != build ]; then
+if [ "$device" = gpu ]; then
     for name in $(awk '{print $1}' <<<"$chosen"); do "$build/$name" test >"$build/$name.tests" 2>&1 & done
     wait
 fi
@@ -85,7 +84,6 @@ failed=0 peak=
 : >"$build/times.tsv"
 while read -r name idea; do
     [ -x "$build/$name" ] || { echo "FAIL $name does not compile"; failed=1; continue; }
-    [ "${LADDER_TIME:-1}" != build ] || continue
     [ "$device" = gpu ] || "$build/$name" test >"$build/$name.tests" 2>&1
     totals=$(tail -n 1 "$build/$name.tests")
     case $totals in

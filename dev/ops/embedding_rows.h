@@ -5,7 +5,7 @@
 #include "dev/recsys/ops/embedding_rows.h"
 #include "harness.h"
 
-typedef enum { ROWS_SGD, ROWS_ADAM, ROWS_LAZY } RowsKind;
+typedef enum { ROWS_SGD, ROWS_ADAM } RowsKind;
 
 typedef struct {
     RowSegments segments, want;
@@ -52,25 +52,24 @@ static inline void rows_run(void* state) {
                        k->ctx);
     row_segments_wait(&k->segments, k->ctx);
     if (k->kind == ROWS_SGD) embedding_sgd(t, dx, k->segments, k->settings.lr, k->step, k->ctx);
-    else embedding_adam(t, dx, k->segments, k->settings, k->kind == ROWS_LAZY ? LAZY : DENSE, k->step, k->ctx);
+    else embedding_adam(t, dx, k->segments, k->settings, k->step, k->ctx);
 }
 
 static inline void test_embedding_rows(Harness* h) {
     // {N, rows, E}: sorts of one launch and of several, by one digit up to three; and by CUB.
     static const int SHAPES[][3] = {{1, 1, 8},        {700, 90, 128},   {5000, 300, 64},
                                     {6000, 70000, 8}, {9000, 200, 132}, {270000, 70000, 8}};
-    static const char* const names[] = {"sgd", "adam", "adam_lazy"};
-    for (size_t i = 0; i < 3 * COUNT_OF(SHAPES); i++) {
-        int N = SHAPES[i / 3][0], rows = SHAPES[i / 3][1], E = SHAPES[i / 3][2];
-        RowsKind kind = (RowsKind)(i % 3);
+    static const char* const names[] = {"sgd", "adam"};
+    for (size_t i = 0; i < 2 * COUNT_OF(SHAPES); i++) {
+        int N = SHAPES[i / 2][0], rows = SHAPES[i / 2][1], E = SHAPES[i / 2][2];
+        RowsKind kind = (RowsKind)(i % 2);
         if (case_is_left_out(h, N)) continue;
         case_begin(h, "embedding_rows/%s N=%d rows=%d E=%d", names[kind], N, rows, E);
         RowsCase* k = rows_case(h, N, rows, E, kind);
         real* const state[3] = {copy_of(h, k->w), copy_of(h, k->m), copy_of(h, k->v)};
         Array all[4] = {k->w, k->m, k->v, k->copy};
-        AdamRows updated = kind == ROWS_LAZY ? LAZY : DENSE;
         if (kind == ROWS_SGD) embedding_sgd_ref(state[0], k->dx.host, k->stride, k->want, E, k->settings.lr);
-        else embedding_adam_ref(state, k->dx.host, k->stride, k->want, E, k->settings, 3, updated);
+        else embedding_adam_ref(state, k->dx.host, k->stride, k->want, E, k->settings, 3);
         expect_same_for_any_threads(h, names[kind], rows_run, k, all, HAS_DEVICE_MEMORY ? 4 : 3);
         double limit = tolerance(1e-5);
         expect_close(h, "w", k->w, state[0], limit);

@@ -201,20 +201,13 @@ static uint64_t twenty_steps(Bench* b, double losses[20]) {
     return bits;
 }
 
-// Twenty steps of the model that `open` makes. On the CPU the second time with three threads.
+// Twenty steps of the model that `open` makes.
 static void test_equalities(Tests* t, Bench* (*open)(void)) {
     double losses[20], again[20];
     uint64_t bits = twenty_steps(open(), losses);
     expect(t, losses[19] < losses[0] - 0.02, "twenty steps learn", "%g, then %g", losses[0], losses[19]);
-#if !defined __CUDACC__ && defined _OPENMP
-    int usual = omp_get_max_threads();
-    omp_set_num_threads(3);
-#endif
     expect_that(t, twenty_steps(open(), again) == bits && memcmp(losses, again, sizeof again) == 0,
                 "the same bits again");
-#if !defined __CUDACC__ && defined _OPENMP
-    omp_set_num_threads(usual);
-#endif
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@
  *   h0 [B, 2 E]  = [mlp_user[u] | mlp_item[i]];  h = MLP(h0)            ReLU and dropout after every layer
  *   logit [B]    = w . [x | h] + b
  *
- * Updates are Adam. Each row of each table is updated in every step, looked up or not, as published; --lazy-adam 1 updates
- * only the rows of the step, which is another optimizer. Gradients of tables are never stored: ops/embedding_rows.h.
+ * Updates are Adam. Each row of each table is updated in every step, looked up or not, as published. Gradients of
+ * tables are never stored: ops/embedding_rows.h.
  *
  * Read it from top to bottom: configuration, tables of tensors, forward pass, backward pass, a step, settings.
  * main() is in recommender.h. Source: He et al., "Neural Collaborative Filtering", 2017; sizes, initial values:
@@ -25,7 +25,6 @@ typedef struct {
     Mlp mlp;                 // without the last layer
     double dropout;
     uint64_t seed;
-    AdamRows adam_rows;
 } Config;
 
 enum { MF_USER, MF_ITEM, MLP_USER, MLP_ITEM, NCF_TABLES };
@@ -228,7 +227,7 @@ static void update(Model* m, Optimizer* o, OptimizerSettings h, Context* ctx) {
     for (int t = 0; t < NCF_TABLES; t++) {
         int is_user = t == MF_USER || t == MLP_USER, width = t < MLP_USER ? F : E;
         EmbeddingTable table = recommender_table(b, o, (size_t)(m->p.tables[t] - b->params), width);
-        embedding_adam(table, dx[t], is_user ? m->users : m->items, h, m->config.adam_rows, o->step, ctx);
+        embedding_adam(table, dx[t], is_user ? m->users : m->items, h, o->step, ctx);
     }
 }
 
@@ -285,13 +284,12 @@ static void train_fused(Model* m, Optimizer* o, const Batch* in, uint64_t step, 
 
 // One step of training: forward, backward, update. m->a.loss gets the loss before the update.
 static void train_batch(Model* m, Optimizer* o, const Batch* in, uint64_t step, OptimizerSettings h, Context* ctx) {
-    int is_fused = m->is_fused && m->config.adam_rows == DENSE;
-    RowStarts starts = is_fused ? NO_STARTS : WITH_STARTS;
+    RowStarts starts = m->is_fused ? NO_STARTS : WITH_STARTS;
     scope_at(ctx, FORWARD, -1);
     row_segments_begin(&m->users, in->users, in->B, starts, ctx);
     row_segments_begin(&m->items, in->items, in->B, starts, ctx);
 #ifdef NCF_FUSED
-    if (is_fused) {
+    if (m->is_fused) {
         train_fused(m, o, in, step, h, ctx);
         return;
     }
@@ -315,7 +313,7 @@ typedef struct {
     Model model;
     Ratings data;
     BatchLoader loader;
-    int negatives, negative_pool, eval_negatives, eval_pool, lazy_adam;
+    int negatives, negative_pool, eval_negatives, eval_pool;
     uint64_t samples, epoch_steps;  // samples of an epoch
 } Trainer;
 
@@ -375,8 +373,6 @@ static int settings_flags(Trainer* t, Flag* table) {
          "Negatives per rating, drawn again each epoch."},
         {NULL, "--negative-pool", FLAG_CHOICE, &t->negative_pool, "unrated", 0, 0, NEGATIVE_CHOICES, SCOPE_RUN, TOPIC_DATA,
          "Where they are drawn from: items without a training rating of the user, or all items."},
-        {NULL, "--lazy-adam", FLAG_INT, &t->lazy_adam, "0", 0, 1, NULL, SCOPE_RUN, TOPIC_OPTIMIZATION,
-         "1: update only the rows that a step looks up. Another optimizer than Adam, which moves all."},
         {NULL, "--eval-negatives", FLAG_INT, &t->eval_negatives, "99", 1, 100000, NULL, SCOPE_FREE, TOPIC_VALIDATION,
          "Items that each held-out one is ranked with."},
         {NULL, "--eval-pool", FLAG_CHOICE, &t->eval_pool, "unseen", 0, 0, POOL_CHOICES, SCOPE_FREE, TOPIC_VALIDATION,
@@ -404,7 +400,7 @@ static Config config_from_settings(const Trainer* t) {
     int end = 0, is_published = strcmp(text, "published") == 0;
     c.users = t->data.users, c.items = t->data.items;
     c.dropout = s->dropout < 0 && is_published ? c.dropout : fmax(s->dropout, 0);
-    c.seed = (uint64_t)s->seed, c.adam_rows = t->lazy_adam ? LAZY : DENSE;
+    c.seed = (uint64_t)s->seed;
     if (is_published) return c;
     if (sscanf(text, "F=%d,E=%d,H=%n", &c.F, &c.E, &end) != 2 || !end)
         die(USAGE, "-e %s: is not like F=32,E=64,H=64-32-32", text);

@@ -17,7 +17,7 @@ for list in dev/ladder/*/rungs.txt; do
     # The shipped op has its own suite.
     rungs=$(awk '$1 !~ /^(#|op|shipped)/ {print $1}' "$list")
     for rung in $rungs; do
-        case $name/$rung in matmul/mma | matmul/wgmma | matmul/clusters | attention/flash) most=250 ;; *) most=120 ;; esac
+        case $name/$rung in matmul/mma | matmul/wgmma) most=250 ;; *) most=120 ;; esac
         verdict "$name, $rung: at most $most lines" "$(awk -v most=$most 'END {if (NR < 1 || NR > most) print NR " lines"}' "${list%/*}/$rung".*h 2>&1)"
     done
     if grep -q '^op .* gpu$' "$list" && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
@@ -33,18 +33,18 @@ for list in dev/ladder/*/rungs.txt; do
 done
 said=$(make -s ladder OP=nothing 2>&1)
 verdict 'a ladder that is not there' "$(grep -q 'no ladder is called nothing' <<<"$said" || echo "$said")"
-said=$(bash dev/ladder/run.sh adamw_cpu nothing 2>&1)
-verdict 'a rung that is not there' "$([ "$said" = 'adamw_cpu has no rung called nothing' ] || echo "$said")"
+said=$(bash dev/ladder/run.sh classifier_cpu nothing 2>&1)
+verdict 'a rung that is not there' "$([ "$said" = 'classifier_cpu has no rung called nothing' ] || echo "$said")"
 # Every op's rungs for a GPU have some for the CPU beside them, which run where there is none.
 for list in $(grep -l '^op .* gpu$' dev/ladder/*/rungs.txt); do
     verdict "${list%/*} on the CPU" "$([ -f "${list%/*}_cpu/rungs.txt" ] || echo missing)"
 done
 if ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
-    said=$(LADDER_TIME=0 bash dev/ladder/run.sh adamw passes 2>&1)
-    verdict 'without a GPU, the rungs of the CPU' "$(grep -q '^no NVIDIA GPU is here: the rungs of adamw_cpu instead$' <<<"$said" && grep -q '^ok   passes: [1-9][0-9]* passed, 0 failed' <<<"$said" || echo "$said")"
+    said=$(LADDER_TIME=0 bash dev/ladder/run.sh classifier loops 2>&1)
+    verdict 'without a GPU, the rungs of the CPU' "$(grep -q '^no NVIDIA GPU is here: the rungs of classifier_cpu instead$' <<<"$said" && grep -q '^ok   loops: [1-9][0-9]* passed, 0 failed' <<<"$said" || echo "$said")"
 fi
 # A table of times, of the cheapest ladder: one line for each rung, and what the peak is.
-said=$(make -s ladder OP=layernorm_forward_cpu CFLAGS="$CFLAGS" 2>&1)
+said=$(make -s ladder OP=classifier_cpu CFLAGS="$CFLAGS" 2>&1)
 verdict 'times' "$([ "$(grep -cE '^(loops|lanes|shipped) +[1-9][0-9]* passed +[0-9.]+ +[0-9.]+ +[0-9.]+ % ' <<<"$said")" = 3 ] && grep -q '^peak: [0-9.]*, GB/s of reading what the op touches' <<<"$said" || echo "$said")"
 printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
 [ "$failed" -eq 0 ]

@@ -8,7 +8,6 @@
  * Heads of up to 64 channels in whole 16-byte vectors, without dropout; others take the rung above. The shipped
  * kernel of this kind, flash_forward.cuh, has these too, larger tiles, and head sizes as template parameters.
  * Source: Dao, "FlashAttention-2", arXiv 2307.08691. */
-#define LADDER_ABOVE
 #include "dev/ladder/attention/fused.cuh"
 #include "llmc/hopper/tma.cuh"
 
@@ -126,7 +125,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-static inline void rung_attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
+static inline void flash_attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
                                           AttentionShape shape, Context* ctx) {
     if (s->rows == 0) return;
     if (shape.HS > CHANNELS || shape.HS % 8 != 0 || shape.dropout.threshold) {

@@ -3,10 +3,6 @@
  * and Gimelshein, arXiv 1805.02867): sum and output are relative to the maximum so far, and where a key raises the
  * maximum both are multiplied by exp(old - new). It still is fp32 arithmetic, two loads from shared memory for eight
  * products. Heads of up to 64 channels; wider ones take the rung above. */
-#ifndef LADDER_ABOVE
-#define LADDER_ABOVE
-#define LADDER_FUSED
-#endif
 #include "dev/ladder/attention/materialized.cuh"
 
 enum { FUSED_QUERIES = 128, FUSED_KEYS = 64, FUSED_HS = 64, FUSED_GROUP = 8 };  // GROUP: keys between two rescalings
@@ -88,10 +84,3 @@ static inline void fused_attention_forward(floatX* out, real* lse, const floatX*
     fused_kernel<<<grid, FUSED_QUERIES, 0, ctx->stream>>>(out, lse, qkv, attention_args(s, shape));
     cudaCheck(cudaGetLastError());
 }
-
-#ifdef LADDER_FUSED
-static inline void rung_attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
-                                          AttentionShape shape, Context* ctx) {
-    fused_attention_forward(out, lse, qkv, s, shape, ctx);
-}
-#endif

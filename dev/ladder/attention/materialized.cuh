@@ -87,10 +87,3 @@ static inline void materialized_attention_forward(floatX* out, real* lse, const 
     materialized_output_kernel<<<outputs, block, 0, ctx->stream>>>(out, scores, qkv, a);
     cudaCheck(cudaGetLastError());
 }
-
-#ifndef LADDER_ABOVE
-static inline void rung_attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
-                                          AttentionShape shape, Context* ctx) {
-    materialized_attention_forward(out, lse, qkv, s, shape, ctx);
-}
-#endif

@@ -35,8 +35,8 @@ static inline void fused_query_dropped(floatX* out, real* p, const floatX* v, in
         for (int i = 0; i < HS; i++) out[i] += p[key] / sum * keep[key] * v[(size_t)key * stride + (size_t)i];
 }
 
-static inline void rung_attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
-                                          AttentionShape shape, Context* ctx) {
+static inline void fused_attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
+                                           AttentionShape shape, Context* ctx) {
     size_t HS = (size_t)shape.HS, C = (size_t)shape.NH * HS, longest = round_up((size_t)s->max_length, 8);
     real *p = (real*)device_scratch(ctx, 2 * longest * sizeof *p), *keep = p + longest;
     for (int b = 0; b < s->count; b++)

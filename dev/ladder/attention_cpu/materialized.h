@@ -34,8 +34,8 @@ static inline void materialized_head(floatX* out, real* lse, real* p, const floa
         }
 }
 
-static inline void rung_attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
-                                          AttentionShape shape, Context* ctx) {
+static inline void materialized_attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
+                                                  AttentionShape shape, Context* ctx) {
     real* p = (real*)device_scratch(ctx, (size_t)s->max_length * (size_t)s->max_length * sizeof *p);
     for (int b = 0; b < s->count; b++)
         for (int head = 0; head < shape.NH; head++) materialized_head(out, lse, p, qkv, s, b, head, shape);

@@ -1,7 +1,6 @@
 /* Faster than passes: no probability leaves the kernel. A block has its row's maximum and sum in registers when it
  * comes to the gradient, so it computes each exponential a second time, from the logit, which costs less than the
  * eight bytes to write it and read it back. The gradient takes the logit's place. */
-#define LADDER_ABOVE
 #include "dev/ladder/classifier/passes.cuh"
 
 enum { FUSED_THREADS = 512 };
@@ -23,8 +22,8 @@ static __global__ void __launch_bounds__(FUSED_THREADS)
     if (threadIdx.x == 0) losses.each[blockIdx.x] = loss;
 }
 
-static inline void rung_classifier_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
-                                            int N, int V, int Vp, Context* ctx) {
+static inline void fused_classifier_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
+                                             int N, int V, int Vp, Context* ctx) {
     fused_kernel<<<N, FUSED_THREADS, 0, ctx->stream>>>(losses, logits, targets, loss_scale, V, Vp);
     losses_kernel<<<1, 1024, 0, ctx->stream>>>(losses, N);
     cudaCheck(cudaGetLastError());

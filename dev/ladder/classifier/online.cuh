@@ -3,7 +3,6 @@
  * several vectors at once: fewer instructions, and more bytes on their way. Rows that are not aligned to 16 bytes go
  * one by one.
  * Source: Milakov and Gimelshein, arXiv 1805.02867. */
-#define LADDER_ABOVE
 #include "dev/ladder/classifier/passes.cuh"
 
 enum { ONLINE_THREADS = 512 };
@@ -45,8 +44,8 @@ static __global__ void __launch_bounds__(ONLINE_THREADS)
     }
 }
 
-static inline void rung_classifier_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
-                                            int N, int V, int Vp, Context* ctx) {
+static inline void online_classifier_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
+                                              int N, int V, int Vp, Context* ctx) {
     if (rows_are_vectors<floatX>(Vp))
         online_kernel<Vector<floatX>::SIZE>
             <<<N, ONLINE_THREADS, 0, ctx->stream>>>(losses, logits, targets, loss_scale, V, Vp);

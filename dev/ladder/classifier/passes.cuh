@@ -47,9 +47,8 @@ static __global__ void passes_gradient_kernel(floatX* logits, const float* p, co
         logits[row + v] = from_float<floatX>(target < 0 || v >= V ? 0 : factor * (p[row + v] - (v == target)));
 }
 
-#ifndef LADDER_ABOVE
-static inline void rung_classifier_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
-                                            int N, int V, int Vp, Context* ctx) {
+static inline void passes_classifier_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
+                                              int N, int V, int Vp, Context* ctx) {
     size_t rows = round_up((size_t)N, 128);
     float* p = (float*)device_scratch(ctx, (2 * rows + (size_t)N * (size_t)Vp) * sizeof(float)) + 2 * rows;
     float2* statistics = (float2*)(p - 2 * rows);
@@ -59,4 +58,3 @@ static inline void rung_classifier_backward(Losses losses, floatX* logits, const
     passes_gradient_kernel<<<N, PASSES_THREADS, 0, ctx->stream>>>(logits, p, targets, losses.scale, loss_scale, V, Vp);
     cudaCheck(cudaGetLastError());
 }
-#endif

@@ -2,8 +2,8 @@
  * (llmc/ops/common/vector_math.h), and sums in lanes. Each exponential is computed once: it takes the logit's place,
  * and becomes the gradient by one multiplication. classifier_maximum() and classifier_sum() are the shipped op's;
  * what the op adds are threads. */
-static inline void rung_classifier_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
-                                            int N, int V, int Vp, Context* ctx) {
+static inline void lanes_classifier_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
+                                             int N, int V, int Vp, Context* ctx) {
     double scaled = losses.scale * (loss_scale ? (double)*loss_scale : 1);
     (void)ctx;
     for (int n = 0; n < N; n++) {

@@ -1,7 +1,7 @@
 /* The definition: the row's maximum, the sum of the exponentials, then the gradients, which take the exponentials
  * again. The library's exp is a call for each element, in double. */
-static inline void rung_classifier_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
-                                            int N, int V, int Vp, Context* ctx) {
+static inline void loops_classifier_backward(Losses losses, floatX* logits, const int* targets, const real* loss_scale,
+                                             int N, int V, int Vp, Context* ctx) {
     double factor = losses.scale * (loss_scale ? (double)*loss_scale : 1);
     (void)ctx;
     for (int n = 0; n < N; n++) {

@@ -3,7 +3,6 @@
  * and put each token into its list. Integer atomics do the counting: their sums are the same in any order. The order
  * within a list is not, so the block that adds a list up sorts it first, by counting how many of the list come
  * before each. What limits it now is the longest list: one block adds up all rows of the most frequent token. */
-#define LADDER_ABOVE
 #include "dev/ladder/embedding_backward/scan.cuh"
 
 enum { LISTS_THREADS = 256, LISTS_SCAN_THREADS = 1024 };
@@ -57,8 +56,9 @@ static __global__ void lists_add_kernel(Table table, int* sorted, const int* lis
     }
 }
 
-static inline void rung_embedding_backward(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in, EmbeddingSizes sizes,
-                                           Dropout dropout, Mode word_mode, Mode mode, Context* ctx) {
+static inline void lists_embedding_backward(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in,
+                                            EmbeddingSizes sizes, Dropout dropout, Mode word_mode, Mode mode,
+                                            Context* ctx) {
     Table tables[3];
     DropoutRows keep = {dropout, in.s->sequence, in.s->position, in.s->first};
     int N = in.s->rows, count = tables_of(tables, d, in, sizes, word_mode, mode);

@@ -51,8 +51,7 @@ static inline int tables_of(Table* tables, EmbeddingGrads d, EmbeddingInputs in,
     return d.type ? 3 : 2;
 }
 
-#ifndef LADDER_ABOVE
-static inline void rung_embedding_backward(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in, EmbeddingSizes sizes,
+static inline void scan_embedding_backward(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in, EmbeddingSizes sizes,
                                            Dropout dropout, Mode word_mode, Mode mode, Context* ctx) {
     Table tables[3];
     DropoutRows keep = {dropout, in.s->sequence, in.s->position, in.s->first};
@@ -62,4 +61,3 @@ static inline void rung_embedding_backward(EmbeddingGrads d, const floatX* dx, E
         scan_kernel<<<tables[i].rows, SCAN_THREADS, 0, ctx->stream>>>(tables[i], dx, in.s->rows, sizes.C, keep);
     cudaCheck(cudaGetLastError());
 }
-#endif

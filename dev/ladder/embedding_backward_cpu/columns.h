@@ -12,8 +12,9 @@ static inline void columns_add(real* table, const floatX* dx, EmbeddingRefIndex 
     }
 }
 
-static inline void rung_embedding_backward(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in, EmbeddingSizes sizes,
-                                           Dropout dropout, Mode word_mode, Mode mode, Context* ctx) {
+static inline void columns_embedding_backward(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in,
+                                              EmbeddingSizes sizes, Dropout dropout, Mode word_mode, Mode mode,
+                                              Context* ctx) {
     EmbeddingRefIndex word = {in.tokens, sizes.V, sizes.padding}, position = {in.s->position, sizes.T, -1};
     EmbeddingRefIndex type = {in.types, sizes.types, -1};
     size_t C = (size_t)sizes.C;

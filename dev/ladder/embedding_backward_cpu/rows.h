@@ -5,7 +5,7 @@ static inline void rows_add(real* to, const floatX* from, size_t C) {
     for (size_t c = 0; c < C; c++) to[c] += from[c];
 }
 
-static inline void rung_embedding_backward(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in, EmbeddingSizes sizes,
+static inline void rows_embedding_backward(EmbeddingGrads d, const floatX* dx, EmbeddingInputs in, EmbeddingSizes sizes,
                                            Dropout dropout, Mode word_mode, Mode mode, Context* ctx) {
     size_t C = (size_t)sizes.C;
     real* dropped = (real*)device_scratch(ctx, C * sizeof *dropped);

@@ -3,7 +3,6 @@
  * the warp takes: as many blocks run as the GPU holds, and each takes every so-manieth row. At the end the warps of
  * a block add theirs up in shared memory, a block leaves one row of partial sums, and the kernel of the rung above
  * adds those. Rows must be whole vectors, up to four for each thread; others take the rung above. */
-#define LADDER_ABOVE
 #include "dev/ladder/layernorm_backward/warps.cuh"
 
 enum { FUSED_WARPS = 4, FUSED_BLOCKS = 4 };  // of a block; of a multiprocessor, half as many for the widest rows
@@ -72,8 +71,8 @@ static __global__ void __launch_bounds__(FUSED_WARPS* WARP, VECTORS < 4 ? FUSED_
         partial[(size_t)blockIdx.x * 2 * C + c] = fused_sums[c];
 }
 
-static inline void rung_layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
-                                           Context* ctx) {
+static inline void fused_layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
+                                            Context* ctx) {
     const int W = Vector<floatX>::SIZE, C = in.size.C, vectors = (C + WARP * W - 1) / (WARP * W);
     if (C % W != 0 || vectors > 4) {
         warps_layernorm_backward(dx, d, in, dx_mode, d_mode, ctx);

@@ -35,8 +35,8 @@ static __global__ void threads_rows_kernel(floatX* dx, LayerNormInputs in, Mode 
     }
 }
 
-static inline void rung_layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
-                                           Context* ctx) {
+static inline void threads_layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode,
+                                              Mode d_mode, Context* ctx) {
     // The columns first: dx may be dy.
     threads_columns_kernel<<<blocks_for((size_t)in.size.C, 32), 32, 0, ctx->stream>>>(d, in, d_mode);
     threads_rows_kernel<<<blocks_for((size_t)in.size.N, 256), 256, 0, ctx->stream>>>(dx, in, dx_mode);

@@ -63,10 +63,3 @@ static inline void warps_layernorm_backward(floatX* dx, LayerNormGrads d, LayerN
     warps_rows_kernel<<<blocks_for((size_t)in.size.N, 8), 256, 0, ctx->stream>>>(dx, in, dx_mode);
     cudaCheck(cudaGetLastError());
 }
-
-#ifndef LADDER_ABOVE
-static inline void rung_layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
-                                           Context* ctx) {
-    warps_layernorm_backward(dx, d, in, dx_mode, d_mode, ctx);
-}
-#endif

@@ -2,8 +2,8 @@
  * are. A column's elements lie C apart, so each comes with a cache line of sixteen of which it uses one; the next
  * columns use the others, if the line is still in the cache after all rows. The columns come first because dx may be
  * dy. */
-static inline void rung_layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
-                                           Context* ctx) {
+static inline void columns_layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode,
+                                              Mode d_mode, Context* ctx) {
     size_t N = (size_t)in.size.N, C = (size_t)in.size.C;
     const real *mean = in.stats.mean, *rstd = in.stats.rstd;
     (void)ctx;

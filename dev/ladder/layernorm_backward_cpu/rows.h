@@ -3,7 +3,7 @@
  * All accesses are along rows, so the loops vectorize; the averages in sixteen partial sums.
  * layernorm_backward_row() is the shipped op's (llmc/ops/layernorm/layernorm.h); what the op adds are threads, with
  * sums of their own for each block of rows. */
-static inline void rung_layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
+static inline void rows_layernorm_backward(floatX* dx, LayerNormGrads d, LayerNormInputs in, Mode dx_mode, Mode d_mode,
                                            Context* ctx) {
     size_t C = (size_t)in.size.C;
     (void)ctx;

@@ -14,9 +14,6 @@
  *
  * With GELU in warpgroup 3 instead of after the product, d12's step was 1.0 % shorter than with cuBLASLt, d48's was not
  * (dev/LOG.md). For what the rung above takes; others take that rung. */
-#ifndef LADDER_ABOVE
-#define LADDER_ABOVE
-#endif
 #include "dev/ladder/matmul/wgmma.cuh"
 #include "dev/ptx.cuh"
 
@@ -154,7 +151,7 @@ static __global__ void __launch_bounds__(CLUSTER_GROUPS* WARPGROUP, 1)
 #endif
 }
 
-static inline void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
+static inline void clusters_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
                                        Context* ctx) {
     if (!HOPPER_BUILD || ctx->capability != 90 || IC % 8 != 0) {
         wgmma_matmul_forward(y, x, p, N, IC, OC, mode, ctx);

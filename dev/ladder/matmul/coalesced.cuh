@@ -17,8 +17,8 @@ static __global__ void coalesced_kernel(floatX* y, const floatX* x, Linear p, in
     *to = from_float<floatX>(mode == ADD ? to_float(*to) + sum : sum);
 }
 
-static inline void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
-                                       Context* ctx) {
+static inline void coalesced_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
+                                            Context* ctx) {
     // The grid's second dimension ends at 65,535.
     for (int n = 0; n < N; n += 32768) {
         dim3 grid((OC + OUTPUTS - 1) / OUTPUTS, min_int(32768, N - n)), block(WARP, OUTPUTS);

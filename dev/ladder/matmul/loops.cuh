@@ -11,8 +11,8 @@ static __global__ void loops_kernel(floatX* y, const floatX* x, Linear p, int N,
     *to = from_float<floatX>(mode == ADD ? to_float(*to) + sum : sum);
 }
 
-static inline void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
-                                       Context* ctx) {
+static inline void loops_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
+                                        Context* ctx) {
     dim3 grid((OC + 31) / 32, (N + 7) / 8), block(32, 8);
     loops_kernel<<<grid, block, 0, ctx->stream>>>(y, x, p, N, IC, OC, mode);
     cudaCheck(cudaGetLastError());

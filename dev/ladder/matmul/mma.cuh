@@ -5,10 +5,6 @@
  * each row, swizzled so that ldmatrix meets no bank conflict (hopper/tma.cuh). They come by cp.async, which passes no
  * registers: while one pair of tiles is multiplied, the next is on its way. Rows must be whole 16-byte vectors;
  * others take the rung above. */
-#ifndef LADDER_ABOVE
-#define LADDER_ABOVE
-#define LADDER_MMA
-#endif
 #include "dev/ladder/matmul/vectors.cuh"
 #include "llmc/hopper/tma.cuh"
 
@@ -101,10 +97,3 @@ static inline void mma_matmul_forward(floatX* y, const floatX* x, Linear p, int 
     mma_kernel<<<grid, MMA_THREADS, 4 * MMA_TILE_BYTES, ctx->stream>>>(y, x, p, N, IC, OC, mode);
     cudaCheck(cudaGetLastError());
 }
-
-#ifdef LADDER_MMA
-static inline void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
-                                       Context* ctx) {
-    mma_matmul_forward(y, x, p, N, IC, OC, mode, ctx);
-}
-#endif

@@ -47,8 +47,8 @@ static __global__ void __launch_bounds__(256)
         }
 }
 
-static inline void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
-                                       Context* ctx) {
+static inline void registers_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
+                                            Context* ctx) {
     dim3 grid((OC + SIDE - 1) / SIDE, (N + SIDE - 1) / SIDE);
     registers_kernel<<<grid, 256, 0, ctx->stream>>>(y, x, p, N, IC, OC, mode);
     cudaCheck(cudaGetLastError());

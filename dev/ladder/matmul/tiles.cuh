@@ -24,8 +24,8 @@ static __global__ void tiles_kernel(floatX* y, const floatX* x, Linear p, int N,
     *to = from_float<floatX>(mode == ADD ? to_float(*to) + sum : sum);
 }
 
-static inline void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
-                                       Context* ctx) {
+static inline void tiles_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
+                                        Context* ctx) {
     dim3 grid((OC + TILE - 1) / TILE, (N + TILE - 1) / TILE), block(TILE, TILE);
     tiles_kernel<<<grid, block, 0, ctx->stream>>>(y, x, p, N, IC, OC, mode);
     cudaCheck(cudaGetLastError());

@@ -68,10 +68,3 @@ static inline void vectors_matmul_forward(floatX* y, const floatX* x, Linear p, 
     vectors_kernel<<<grid, 256, 0, ctx->stream>>>(y, x, p, N, IC, OC, mode);
     cudaCheck(cudaGetLastError());
 }
-
-#ifndef LADDER_ABOVE
-static inline void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
-                                       Context* ctx) {
-    vectors_matmul_forward(y, x, p, N, IC, OC, mode, ctx);
-}
-#endif

@@ -10,10 +10,6 @@
  *
  * For sm_90a, and rows of whole 16-byte vectors; others take the rung above. See llmc/hopper/ for the
  * instructions. */
-#ifndef LADDER_ABOVE
-#define LADDER_ABOVE
-#define LADDER_WGMMA
-#endif
 #include "dev/ladder/matmul/mma.cuh"
 #include "llmc/hopper/mbarrier.cuh"
 #include "llmc/hopper/wgmma.cuh"
@@ -144,10 +140,3 @@ static inline void wgmma_matmul_forward(floatX* y, const floatX* x, Linear p, in
     wgmma_kernel<<<grid, GROUPS * WARPGROUP, SHARED_BYTES, ctx->stream>>>(y, x_map, w_map, p.b, N, IC, OC, mode);
     cudaCheck(cudaGetLastError());
 }
-
-#ifdef LADDER_WGMMA
-static inline void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
-                                       Context* ctx) {
-    wgmma_matmul_forward(y, x, p, N, IC, OC, mode, ctx);
-}
-#endif

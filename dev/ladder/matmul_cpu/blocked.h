@@ -21,7 +21,8 @@ static inline void blocked_tile(real sum[BLOCK_X][BLOCK_W], const real* const* x
         }
 }
 
-static void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode, Context* ctx) {
+static void blocked_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
+                                   Context* ctx) {
     (void)ctx;
     for (int begin = 0; begin < OC; begin += BLOCK_ROWS)
         for (int n = 0; n < N; n += BLOCK_X)

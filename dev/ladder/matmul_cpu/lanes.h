@@ -20,8 +20,8 @@ static inline real lanes_dot(const real* a, const real* b, int n) {
     return total;
 }
 
-static inline void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
-                                       Context* ctx) {
+static inline void lanes_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
+                                        Context* ctx) {
     (void)ctx;
     for (int n = 0; n < N; n++)
         for (int o = 0; o < OC; o++) {

@@ -48,8 +48,8 @@ static inline void packed_columns(const PackedProduct* m, const real* panel, int
     }
 }
 
-#ifndef LADDER_THREADS
-static void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode, Context* ctx) {
+static void packed_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
+                                  Context* ctx) {
     PackedProduct m = {y, x, p, N, IC, OC, mode};
     real* panel = (real*)device_scratch(ctx, (size_t)IC * (size_t)TILE_COLS * sizeof *panel);
     for (int o = 0; o < OC; o += TILE_COLS) {
@@ -57,4 +57,3 @@ static void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int
         packed_columns(&m, panel, o);
     }
 }
-#endif

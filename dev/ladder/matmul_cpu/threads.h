@@ -1,9 +1,9 @@
 /* Faster than packed: the panels are independent, so each core takes one after the other. Every output is still one
  * sum in the same order by one thread: the number of threads changes no bit. */
-#define LADDER_THREADS
 #include "dev/ladder/matmul_cpu/packed.h"
 
-static void rung_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode, Context* ctx) {
+static void threads_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
+                                   Context* ctx) {
     PackedProduct m = {y, x, p, N, IC, OC, mode};
     size_t each = round_up((size_t)IC * (size_t)TILE_COLS, 64);
     real* panels = (real*)device_scratch(ctx, (size_t)device_threads() * each * sizeof *panels);

@@ -3,7 +3,7 @@
  *   segments   sort the lookups by row: source [N] lists their positions, stable, rows ascending; begin [rows + 1] says
  *              where each row's lookups start
  *   sgd        w[r] -= lr * sum over the lookups n of row r of dx[n]              rows without a lookup are not read
- *   adam       g = the same sum, 0 without a lookup; then for all rows of the table, or with LAZY for those with one:
+ *   adam       g = the same sum, 0 without a lookup; then for all rows of the table:
  *              m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
  *              w -= step_size m / (root_scale sqrt(v) + eps)                       (llmc/ops/common/adam.h)
  *
@@ -11,7 +11,7 @@
  * dx floatX; w, m, v real. On the GPU w is the fp32 master, and `copy`, the floatX weights that the forward pass reads,
  * gets w rounded to nearest. On the CPU copy is w.
  * Numerics: a row's gradients are added in the order of their positions, in real: the same bits every time, for any
- * number of threads. LAZY is not Adam: rows that a step does not look up keep weights and moments.
+ * number of threads.
  * step->is_taken 0: nothing is updated.
  * Source: the definition; fused updates as in FBGEMM's table-batched embeddings, without atomics. */
 #ifndef DEV_RECSYS_OPS_EMBEDDING_ROWS_H
@@ -56,9 +56,6 @@ typedef struct {
     size_t stride;
 } RowGradients;
 
-// Whether Adam updates all rows in each step, as published, or only those that the step looks up.
-typedef enum { DENSE, LAZY } AdamRows;
-
 #define EMBEDDING_SGD_BYTES(N, E) ((double)(N) * (E) * (2 * sizeof(floatX) + 2 * sizeof(real)))
 #define EMBEDDING_ADAM_BYTES(N, rows, E)                                                                               \
     ((double)(N) * (E) * sizeof(floatX) + (double)(rows) * (E) * (sizeof(floatX) + 6 * sizeof(real)))
@@ -90,10 +87,10 @@ static inline void embedding_sgd_ref(real* w, const real* dx, size_t stride, Row
 
 // state: w, m and v [rows, E]. update: the number of the update, from 1.
 static inline void embedding_adam_ref(real* const state[3], const real* dx, size_t stride, RowSegments s, int E,
-                                      OptimizerSettings h, int64_t update, AdamRows rows) {
+                                      OptimizerSettings h, int64_t update) {
     double bias1 = 1 - pow(h.beta1, (double)update), bias2 = 1 - pow(h.beta2, (double)update);
     for (int r = 0; r < s.rows; r++)
-        for (int e = 0; e < E && (rows == DENSE || s.begin[r] < s.begin[r + 1]); e++) {
+        for (int e = 0; e < E; e++) {
             size_t at = (size_t)r * (size_t)E + (size_t)e;
             double g = row_gradient_ref(dx, stride, s, r, e);
             double m = h.beta1 * (double)state[1][at] + (1 - h.beta1) * g;
@@ -324,12 +321,11 @@ __device__ inline void row_adam(const EmbeddingTable& t, size_t at, Vector<real>
 
 // One warp per row of the table; a lane has four adjacent columns.
 static __global__ void __launch_bounds__(ROWS_WARPS* WARP)
-    embedding_adam_kernel(EmbeddingTable t, RowGradients dx, RowSegments s, AdamWCoefficients c, AdamRows rows,
+    embedding_adam_kernel(EmbeddingTable t, RowGradients dx, RowSegments s, AdamWCoefficients c,
                           const AdamWStep* step) {
     int lane = threadIdx.x % WARP, row = blockIdx.x * ROWS_WARPS + threadIdx.x / WARP;
     if (row >= s.rows || !step->is_taken) return;
     int begin = s.begin[row], end = s.begin[row + 1];
-    if (rows == LAZY && begin == end) return;
     for (int at_column = 4 * lane; at_column < t.E; at_column += 4 * WARP) {
         size_t at = (size_t)row * t.E + at_column;
         Vector<real> w = load128(t.w + at), m = load128(t.m + at), v = load128(t.v + at);
@@ -401,15 +397,15 @@ static inline void embedding_sgd(EmbeddingTable t, RowGradients dx, RowSegments 
     scope_close(&scope);
 }
 
-static inline void embedding_adam(EmbeddingTable t, RowGradients dx, RowSegments s, OptimizerSettings h, AdamRows rows,
+static inline void embedding_adam(EmbeddingTable t, RowGradients dx, RowSegments s, OptimizerSettings h,
                                   const AdamWStep* step, Context* ctx) {
-    Scope scope = scope_open(ctx, rows == DENSE ? "embedding_adam" : "embedding_adam_lazy", 15.0 * s.rows * t.E,
-                             EMBEDDING_ADAM_BYTES(s.N, s.rows, t.E), "N=%d rows=%d E=%d", s.N, s.rows, t.E);
+    Scope scope = scope_open(ctx, "embedding_adam", 15.0 * s.rows * t.E, EMBEDDING_ADAM_BYTES(s.N, s.rows, t.E),
+                             "N=%d rows=%d E=%d", s.N, s.rows, t.E);
     AdamWCoefficients c = adamw_coefficients(h);
 #ifdef __CUDACC__
     CHECK(t.E % 4 == 0 && dx.stride % 4 == 0);
     embedding_adam_kernel<<<blocks_for((size_t)s.rows, ROWS_WARPS), ROWS_WARPS * WARP, 0, ctx->stream>>>(t, dx, s, c,
-                                                                                                         rows, step);
+                                                                                                         step);
     cudaCheck(cudaGetLastError());
 #else
     real* sums = (real*)device_scratch(ctx, (size_t)device_threads() * (size_t)t.E * sizeof(real));
@@ -418,7 +414,7 @@ static inline void embedding_adam(EmbeddingTable t, RowGradients dx, RowSegments
         real* sum = sums + (size_t)device_thread_index() * (size_t)t.E;
         size_t at = (size_t)r * (size_t)t.E;
         real *w = t.w + at, *m = t.m + at, *v = t.v + at;
-        if (!step->is_taken || (rows == LAZY && s.begin[r] == s.begin[r + 1])) continue;
+        if (!step->is_taken) continue;
         row_gradient(sum, dx, s, r, t.E);
 #pragma omp simd
         for (int e = 0; e < t.E; e++) {

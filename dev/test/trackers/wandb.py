@@ -2,15 +2,9 @@
 import record
 
 
-class Config:
-    def update(self, d, allow_val_change):
-        assert allow_val_change
-        record.put("change", config=d)
-
-
 class Run:
     def __init__(self, run_id):
-        self.notes, self.id, self.config = None, run_id, Config()
+        self.notes, self.id = None, run_id
 
     def __setattr__(self, name, value):
         if name == "notes" and value:
