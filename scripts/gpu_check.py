@@ -147,8 +147,8 @@ san & | memcheck matmul | check memcheck matmul
 san & t=initcheck,synccheck | @t matmul | initcheck=; check @t matmul $ours
 san & t=memcheck,initcheck,synccheck | @t linear | check @t linear
 
-flags m=train_gpt2,train_bert,use_gpt2,use_bert,finetune_bert | flags_@m | bash dev/test/flags.sh ./@mcu | totals
-flags | flags_fp32 | bash dev/test/flags.sh build/fp32/train_gpt2cu --tf32 | totals
+flags m=train_gpt2,train_bert g=flags,flags_gpu | @g_@m | python3 dev/test/equal.py ./@mcu @g | totals
+flags | flags_fp32 | python3 dev/test/equal.py build/fp32/train_gpt2cu flags_fp32 | totals
 
 # By our NVTX ranges ncu selects exactly the kernels that a profile has for one layer's pass.
 tools: ours() { grep -o '[a-z0-9_]*_kernel'; }

@@ -166,7 +166,7 @@ for trainer in ncf dlrm; do
     OMP_NUM_THREADS=3 $run -o $trainer-threads >/dev/null
     same "train_$trainer: three threads: the same weights and log" $trainer-threads $whole
 done
-# --- a flag of the recommenders acts; dev/test/flags.sh has the others
+# --- a flag of the recommenders acts; dev/test/equal.txt has the others
 head -n 400 u.data >other.data && prepare other.data --out other.bin >/dev/null
 output() { results "$1" && cksum <"$1/model.safetensors"; }
 acts() { # trainer, flag...
