@@ -87,7 +87,7 @@ tasks/classify: model="-e $OUT/task_classify/start --task classify -i $OUT/task_
 tasks/answer: model="-e $OUT/task_answer/start --task answer -i $OUT/task_answer/train.json --stride 42 $shape"
 e2e p=fp32,bf16,fp16 | gpt2_@p | build/@p/test_gpt2cu | totals
 bert p=fp32,bf16 | bert_@p | build/@p/test_bertcu | totals
-tasks | tasks | bash dev/test/tasks.sh build/fp32/finetune_bertcu | totals
+tasks | tasks | python3 dev/test/tasks.py build/fp32/finetune_bertcu | totals
 # The same examples and initial weights for all: fp32 against transformers, then CPU against GPU with dropout.
 tasks/@t t=classify,answer | transformers @t | $PYTHON dev/reference/check_task.py @t --program build/fp32/finetune_bertcu
     --work $OUT/task_@t | shows steps:
