@@ -87,7 +87,7 @@ tasks/classify: model="-e $OUT/task_classify/start --task classify -i $OUT/task_
 tasks/answer: model="-e $OUT/task_answer/start --task answer -i $OUT/task_answer/train.json --stride 42 $shape"
 e2e p=fp32,bf16,fp16 | gpt2_@p | build/@p/test_gpt2cu | totals
 bert p=fp32,bf16 | bert_@p | build/@p/test_bertcu | totals
-tasks | tasks | bash dev/test/tasks.sh build/fp32/finetune_bertcu | totals
+tasks | tasks | python3 dev/test/tasks.py build/fp32/finetune_bertcu | totals
 # The same examples and initial weights for all: fp32 against transformers, then CPU against GPU with dropout.
 tasks/@t t=classify,answer | transformers @t | $PYTHON dev/reference/check_task.py @t --program build/fp32/finetune_bertcu
     --work $OUT/task_@t | shows steps:
@@ -147,8 +147,8 @@ san & | memcheck matmul | check memcheck matmul
 san & t=initcheck,synccheck | @t matmul | initcheck=; check @t matmul $ours
 san & t=memcheck,initcheck,synccheck | @t linear | check @t linear
 
-flags m=train_gpt2,train_bert,use_gpt2,use_bert,finetune_bert | flags_@m | bash dev/test/flags.sh ./@mcu | totals
-flags | flags_fp32 | bash dev/test/flags.sh build/fp32/train_gpt2cu --tf32 | totals
+flags m=train_gpt2,train_bert g=flags,flags_gpu | @g_@m | python3 dev/test/equal.py ./@mcu @g | totals
+flags | flags_fp32 | python3 dev/test/equal.py build/fp32/train_gpt2cu flags_fp32 | totals
 
 # By our NVTX ranges ncu selects exactly the kernels that a profile has for one layer's pass.
 tools: ours() { grep -o '[a-z0-9_]*_kernel'; }

@@ -137,7 +137,7 @@ for trainer in ncf dlrm; do
     OMP_NUM_THREADS=3 $run -o $trainer-threads >/dev/null
     same "train_$trainer: three threads: the same weights and log" $trainer-threads $whole
 done
-# --- a flag of the recommenders acts; dev/test/flags.sh has the others
+# --- a flag of the recommenders acts; dev/test/equal.txt has the others
 output() { results "$1" && cksum <"$1/model.safetensors"; }
 acts() { # trainer, flag...
     "run_$1" -o other --overwrite 1 "${@:2}" >/dev/null || fail "train_$1 ${*:2}" "status $?"

@@ -14,14 +14,15 @@ one, and is a case of its own. HOW:
     shows                    nothing is compared but patterns
 
 Behind a run, each "-> PATTERN" is what its output, its log, its newest trainer.json or its names ("ckpt: " and those in
-OUT/ckpt, "files: " and all below OUT) must contain, "-> ! PATTERN" what they must not. A line on stderr fails that no
-pattern matches.
+OUT/ckpt, "files: " and all below OUT, "lr: " and the rates of all steps) must contain, "-> ! PATTERN" what they must
+not. A line on stderr fails that no pattern matches. $defaults stands for all flags that a run does not name, at their
+defaults. The group flags fails for a flag of --help that none of its lines names.
 
 WHAT: weights (OUT's model), state (all tensors of the newest checkpoint), log (log.jsonl without times and scales), a
 key of log.jsonl such as val_loss, scales (of the loss), fp8 (scales and largest elements), average (OUT/ema), card
-(README.md), hashes (of the weights, when checkpoints are written), said (the losses of --evaluate). "make NAME = RUNS"
-makes a model that rows may name. The group graph is for a GPU's trainer or one that the emulator runs, and runs on
-request.
+(README.md), hashes (of the weights, when checkpoints are written), said (the losses of --evaluate), plan (of memory),
+stdout. "make NAME = RUNS" makes a model that rows may name. The groups graph and flags_gpu are for a GPU's trainer,
+graph also for one that the emulator runs. They run on request.
 
 Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 """
@@ -29,49 +30,14 @@ Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 import os
 import re
 import shlex
-import struct
 import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from runs import Cases, Runs, numbers, put_shard, read_table, tensors  # noqa: E402
+from runs import Cases, Runs, flags_of, numbers, put_files, read_table, tensors  # noqa: E402
 
+ALWAYS = ("resume", "ranks", "late", "losses", "flags")
 TIMES = re.compile(r', "(ms|tok_s|mfu|seq_s|joules|mhz|loss_scale)": [^,}]+')
-
-
-def put_files(runs):
-    """What rows train on besides the built-in corpus."""
-    at = lambda name: os.path.join(runs.files, name)
-    with open(at("data/builtin/train.bin"), "rb") as f:
-        first = list(memoryview(f.read(1024 + 2 * 97))[1024:].cast("H"))
-    put_shard(at("six.bin"), first)  # the first sequences of the corpus
-    put_shard(at("equal.bin"), [ord(c) for c in "abcadeafghbijklm"] * 64 + [97])  # all sequences are the same
-    put_shard(at("documents.bin"), [256 if i % 8 == 4 else 65 + i % 13 for i in range(97)])  # 256 begins a document
-    put_shard(at("all.bin"), first[:65])
-    put_shard(at("ones.bin"), first[:65], [1] * 72)
-    put_shard(at("some.bin"), first[:65], [i < 21 for i in range(65)])  # two of four sequences have no target
-    put_shard(at("rest.bin"), first[:65], [i >= 21 for i in range(65)])
-    put_shard(at("grows.bin"), [256 if i < 768 and i % 4 == 0 else i % 97 for i in range(1537)])
-    # Four documents of 10 to 18 tokens in three sentences: micro-batches differ in their numbers of masked tokens.
-    head = [20261121, 1, 60, 12, 4, 261, 256, 257, 258, 259, 260]
-    ends = [0, 3, 6, 10, 15, 20, 24, 30, 36, 42, 48, 54, 60, 0, 3, 6, 9, 12, 0, 0, 0, 0] + 4 * [2**32 - 1] + [0]
-    with open(at("lengths.bin"), "wb") as f:
-        f.write(struct.pack("<11I", *head).ljust(1024, b"\0") + struct.pack("<60H", *(i * i % 251 for i in range(60))))
-        f.write(struct.pack(f"<{len(ends)}I", *ends))
-    os.makedirs(at("texts"))
-    for name in ("vocab.txt", "tokenizer_config.json"):
-        os.symlink(at("data/builtin/bert/" + name), at("texts/" + name))
-    with open(at("texts/train.tsv"), "w") as f:
-        f.writelines(f"{i % 2}\t{i}{i * i}\n" for i in range(10, 50))
-    with open(at("texts/long.tsv"), "w") as f:
-        f.writelines(f"{i % 2}\tthe dog saw {i * i} cats {'and ' * (i % 9)}\n" for i in range(10, 60))
-    with open(at("texts/rated.tsv"), "w") as f:
-        f.writelines(f"{i / 8}\t{i}{i * i}\n" for i in range(10, 50))
-    context = " ".join(f"word{i}" for i in range(12))
-    ask = '{"id": "%d", "question": "which?", "answers": [{"text": "word%d", "answer_start": %d}]}'
-    with open(at("texts/train.json"), "w") as f:
-        asked = ", ".join(ask % (i, i, context.index(f"word{i}")) for i in range(10))
-        f.write('{"data": [{"paragraphs": [{"context": "%s", "qas": [%s]}]}]}' % (context, asked))
 
 
 def newest(folder):
@@ -97,8 +63,9 @@ def text_of(folder, what):
         return re.findall(r'"fp8": "[0-9a-f]+"', "".join(lines(folder, newest(folder) + "/trainer.json")))
     if what == "card":
         return lines(folder, "out/README.md")
-    if what == "said":
-        return re.findall("^val loss ([^ ]+)", "\n".join(lines(folder, "stdout")), re.M)
+    if what in ("said", "plan", "stdout"):
+        pattern = {"said": "^val loss ([^ ]+)", "plan": "^memory plan: [^;]*", "stdout": ".*"}[what]
+        return re.findall(pattern, "\n".join(lines(folder, "stdout")), re.M)
     key = {"scales": "loss_scale", "hashes": "weights_hash"}.get(what, what)
     return re.findall(rf'"{key}": ([^,}}]+)', "\n".join(line for line in lines(folder) if line.startswith('{"step"')))
 
@@ -165,7 +132,7 @@ def unlike(folder, result, patterns):
     """Which pattern a run does not show, or which line on stderr no pattern matches, or nothing."""
     out = os.path.join(folder, "out")
     kept = sorted(os.listdir(out + "/ckpt")) if os.path.isdir(out + "/ckpt") else []
-    names = ["ckpt: " + " ".join(kept), "files: " + names_below(out)]
+    names = ["ckpt: " + " ".join(kept), "files: " + names_below(out), "lr: " + " ".join(text_of(folder, "lr"))]
     texts = lines(folder) + lines(folder, newest(folder) + "/trainer.json") + names
     shown = "\n".join([result.stdout, result.stderr] + texts)
     for pattern in patterns:
@@ -223,6 +190,27 @@ def judge(runs, how, texts):
     return ("FAIL", why) if why else ("ok", "")
 
 
+def with_defaults(runs, text):
+    """TEXT, a run, with what $defaults stands for. An empty --fill and the like is refused, and -o is added later."""
+    if "$defaults" not in text:
+        return text
+    mark, named = re.match(r"(?:\[.*?\] )?", text)[0], set(text.split()) | {"--output"}
+    flags = [row for row in flags_of(runs, mark) if not named & set(row[:2])]
+    is_given = lambda long, default: default or long not in ("--fill", "--embed", "--chat", "--explain")
+    return text.replace("$defaults", " ".join(f"{row[1]}={row[2]}" for row in flags if is_given(*row[1:3])))
+
+
+def check_names(runs, cases, typed):
+    """Count a case for each program: do the lines of the group flags name all of its flags?"""
+    shared = {row[1] for row in flags_of(runs, "")}
+    for mark in ["", "[use]"] + ["[tune]"] * (runs.trainer == "bert"):
+        its = [line for line in typed if (mark in line if mark else "[use]" not in line)]
+        named = {word for line in its for word in line.split()} | {"--output"}
+        named |= shared if mark == "[tune]" else set()
+        left = [row[1] for row in flags_of(runs, mark) if not named & set(row[:2])]
+        cases.case("FAIL" if left else "ok", f"all flags {mark}", f"no line names {' '.join(left)}" if left else "")
+
+
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
@@ -234,8 +222,9 @@ def main():
         elif text[0] != " ":
             rows.append((group, *(part.strip() for part in text.rsplit(": ", 1)), []))
         else:
-            rows[-1][3].append((line, text.strip()))
-    is_chosen = lambda row: row[0] == chosen[0] and chosen[1:] in ([], [row[1]]) if chosen else row[0] != "graph"
+            rows[-1][3].append((line, with_defaults(runs, text.strip())))
+    typed = [line for row in rows if row[0].startswith("flags") for line, _ in row[3]]
+    is_chosen = lambda row: row[0] == chosen[0] and chosen[1:] in ([], [row[1]]) if chosen else row[0] in ALWAYS
     rows = [row for row in rows if is_chosen(row)]
     if not rows:
         sys.exit(f"error: no row of equal.txt is in the group and has the name: {' '.join(chosen)}")
@@ -245,6 +234,8 @@ def main():
             why = runs.make(name, text) if group in [row[0] for row in rows] else ""
             if why:
                 cases.case("FAIL", f"the model {name}", why)
+        if chosen == ["flags"]:
+            check_names(runs, cases, typed)
         for group, name, how, texts in rows:
             for chain in chains(how, texts):
                 kind, why = judge(runs, how, [text for _, text in chain])

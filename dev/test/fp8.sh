@@ -12,7 +12,6 @@ PROGRAM=${1:-}
 model="-e L=2,C=64,NH=2,T=64 -b 4 -d 1024 -s 0 -n 0"
 layers=$((4 * 2)) is_bert=
 [[ $PROGRAM == *bert* ]] && is_bert=1 || layers=$((layers + 1)) # the output matrix
-command -v python3 >/dev/null || { skip 'fp8' 'python3 was not found'; finish; exit; }
 
 # A case of Python that gets the lines of log.jsonl with "fp8" as `steps`, {step: rows}.
 logged() { # NAME OUT CODE
@@ -39,13 +38,13 @@ assert sorted(steps) == [10, 20], sorted(steps)
 names = [list(line)[1] for line in lines if line.get('step') == 20]
 assert names.index('fp8') < names.index('val_loss'), names
 assert len(rows) == 3 * $layers and len({(r['tensor'], r['operand']) for r in rows}) == len(rows), len(rows)
-assert all(r['format'] == ('E5M2' if r['operand'] == 'dy' else 'E4M3') for r in rows)"
-logged 'scales are powers of two that leave room' run "
+assert all(r['format'] == ('E5M2' if r['operand'] == 'dy' else 'E4M3') for r in rows)
+# Scales are powers of two that leave room.
 for r in rows:
     assert math.frexp(r['scale'])[0] == 0.5, r
     room = r['amax'] * r['scale'] / largest[r['format']]
-    assert 0.02 < room <= 1, (room, r)"
-logged 'little is clipped or flushed' run "
+    assert 0.02 < room <= 1, (room, r)
+# Little is clipped or flushed.
 assert all(0 <= r['clipped'] < 1e-3 for r in rows)
 # Zeros count: a third of the rows of GPT-2's output matrix is padding, and BERT's last layer has gradients in the masked rows alone.
 assert all(0 <= r['flushed'] < (0.4 if 'wte' in r['tensor'] else 1 if 'layer.1.' in r['tensor'] else 0.1) for r in rows)
@@ -67,7 +66,6 @@ assert all(r['clipped'] == 0 for r in before if r['operand'] == 'w')"
 # The profile
 
 ops=('N=[0-9]* C=[0-9]* bias') # of a rounded weight
-[ $is_bert ] || ops+=(quantize_classifier_backward) # BERT's output matrix is in floatX
 [[ $PROGRAM == *cu || $PROGRAM == */emulated/* ]] && ops+=(residual_layernorm_forward_fp8) # the CPU has no such kernel
 why=
 for op in "${ops[@]}"; do grep -q "$op" run/profile/profile.txt || why+=" no $op"; done
@@ -76,20 +74,13 @@ python3 "$root/dev/reference/check_profile.py" run/profile --waits-of plain/prof
 why=$(grep -h 'FAIL.*\(waits\|readbacks\)' python.out)
 grep -q 'host_waits=[1-9][0-9]*/[1-9]' python.out || why+=" nothing was counted: $(tail -n 1 python.out)"
 verdict 'no more waits and readbacks in a step' "$why"
-mkdir -p fewer && sed 's/^number,host_waits,[0-9]*/number,host_waits,0/' plain/profile/summary.csv >fewer/summary.csv
-python3 "$root/dev/reference/check_profile.py" run/profile --waits-of fewer >python.out 2>&1
-grep -q 'FAIL host_waits: [1-9][0-9]* in a step, 0 in' python.out && why= || why=$(tail -n 1 python.out)
-verdict 'a wait too many is found' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
 # --fp8-exclude-forward: with all layers the forward pass is that without fp8, and only gradients differ.
 
 attention=attn.c_attn
 [ ! $is_bert ] || attention=self.value
-for with in . "$attention" ''; do
-    run $model --fp8 1 -x 18 -v 18 -m 1 --fp8-exclude-forward "$with" -o "forward$with" --overwrite 1
-    verdict "--fp8-exclude-forward '$with': the run ends" "$(ended_with 0)"
-done
+for with in . "$attention" ''; do run $model --fp8 1 -x 18 -v 18 -m 1 --fp8-exclude-forward "$with" -o "forward$with"; done
 run $model -x 18 -v 18 -m 1 -o plain --overwrite 1
 same=2e-7 differs=2e-7
 [[ $PROGRAM == *cu || $PROGRAM == */emulated/* ]] && same=1e-4 differs=0 # in bf16, GELU's input is rounded
@@ -120,8 +111,6 @@ if "${PYTHON:-python3}" -c 'import numpy' 2>/dev/null; then
         echo "$start: $(tail -n 1 python.out)"
         verdict "gradients of $start" "${why:+$why$(tail -n 1 python.out)}"
     done
-    "${PYTHON:-python3}" "$root/dev/reference/fp8_gradients.py" gradients0 gradients1 --cosine 0.99999 >python.out 2>&1 && why='none is 1e-5 off' || why=
-    verdict 'the comparison finds what is off' "$why"
 else skip 'gradients' "${PYTHON:-python3} has no numpy"; fi
 
 # ---------------------------------------------------------------------------------------------------------

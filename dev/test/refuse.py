@@ -21,14 +21,13 @@ import os
 import re
 import shlex
 import shutil
-import struct
 import sys
 import threading
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from edit import edit  # noqa: E402
-from runs import Cases, Runs, put_shard, read_table  # noqa: E402
+from runs import Cases, Runs, flags_of, put_files, read_table  # noqa: E402
 
 
 class SharedCases(Cases):
@@ -106,53 +105,41 @@ def refusal(runs, cases, name, run, status, pattern, again):
 # Cases that follow from a flag's row
 
 
-class Row:
-    """A flag as --help prints it. allowed: its values; a text has none."""
-
-    def __init__(self, text):
-        self.short, self.long, self.allowed = re.match(r"  (-\S+)? +(--[a-z0-9-]+)", text).group(1) or "", "", ""
-        self.long = re.search(r"--[a-z0-9-]+", text)[0]
-        found = re.search(r"\[([^\[\]]+)\]$", re.sub(r"\s+", " ", text).strip())
-        if found and re.search(r"\.\.|>=|\|", found[1]):
-            self.allowed = found[1]
-
-    def cases(self):
-        """Pairs of arguments and what the error says besides the flag's name."""
-        name = re.escape(f"{self.short} {self.long}".strip())
-        yield [self.long], "needs a value"
-        value = re.split(r"\.\.|\|", self.allowed.replace(">= ", ""))[0] or "x"
-        yield [self.long, value, f"{self.long}={value}"], "given twice"
-        if self.short:
-            yield [self.short, value, self.long, value], "given twice"
-        if not self.allowed:
-            return
-        allowed = re.escape(self.allowed)
-        yield [f"{self.long}="], f"{name}: "
-        yield [self.long, "x"], f"{name}: 'x' .*{allowed}"
-        if "|" in self.allowed:
-            return
-        least, _, most = self.allowed.replace(">= ", "").partition("..")
-        below = f"{float(least) * 0.5 if 'e' in least else float(least) - 1:.9g}"
-        yield [self.long, below], f"{name}: '{below}' .*{allowed}"
-        yield [self.long, "nan"], f"{name}: 'nan' "
-        yield [self.long, "0x1"], f"{name}: '0x1' "
-        above = "1e999" if not most else "99999999999999999999" if "e" not in most and "." not in most else "1e39"
-        yield [self.long, above], f"{name}: '{above}' .*{allowed}"
-        if most and "." not in most and "e" not in most:
-            above = str(int(most) + 1)
-            yield [self.long, above], f"{name}: '{above}' .*{allowed}"
+def cases_of(short, long, allowed):
+    """Pairs of arguments and what the error says besides the flag's name. ALLOWED: its values; a text has none."""
+    name = re.escape(f"{short} {long}".strip())
+    yield [long], "needs a value"
+    value = re.split(r"\.\.|\|", allowed.replace(">= ", ""))[0] or "x"
+    yield [long, value, f"{long}={value}"], "given twice"
+    if short:
+        yield [short, value, long, value], "given twice"
+    if not allowed:
+        return
+    words = re.escape(allowed)
+    yield [f"{long}="], f"{name}: "
+    yield [long, "x"], f"{name}: 'x' .*{words}"
+    if "|" in allowed:
+        return
+    least, _, most = allowed.replace(">= ", "").partition("..")
+    below = f"{float(least) * 0.5 if 'e' in least else float(least) - 1:.9g}"
+    yield [long, below], f"{name}: '{below}' .*{words}"
+    yield [long, "nan"], f"{name}: 'nan' "
+    yield [long, "0x1"], f"{name}: '0x1' "
+    above = "1e999" if not most else "99999999999999999999" if "e" not in most and "." not in most else "1e39"
+    yield [long, above], f"{name}: '{above}' .*{words}"
+    if most and "." not in most and "e" not in most:
+        above = str(int(most) + 1)
+        yield [long, above], f"{name}: '{above}' .*{words}"
 
 
 def generated(runs, cases, which, only, again):
     """The cases of one program's flags."""
     mark = f"[{which}] " if which else ""
-    words, _ = runs.command(mark + "--help")
-    text = runs.start(words, runs.files).stdout
-    rows = [Row(part) for part in re.findall(r"^  (?:-|   ).* --.*(?:\n {40}.*)*", text, re.M) if "--help" not in part]
+    rows = list(flags_of(runs, mark))
     if len(rows) < 30:
-        cases.case("FAIL", f"the flags of {words[0]} --help", f"{len(rows)} were found")
-    for row in rows:
-        for arguments, pattern in row.cases():
+        cases.case("FAIL", f"the flags of {which or 'the trainer'} in --help", f"{len(rows)} were found")
+    for short, long, _, allowed in rows:
+        for arguments, pattern in cases_of(short, long, allowed):
             run = mark + shlex.join(arguments)
             if only in ("", run):
                 refusal(runs, cases, run, run, 2, pattern, again + shlex.quote(run))
@@ -160,34 +147,6 @@ def generated(runs, cases, which, only, again):
 
 # ---------------------------------------------------------------------------------------------------------
 # Rows
-
-
-def put_files(runs):
-    at = lambda name: os.path.join(runs.files, name)
-    os.mkdir(at("data/shards"))
-    put_shard(at("data/shards/good.bin"), [0] * 100)
-    for name in ("good", "bad"):
-        shutil.copy(at("data/builtin/bert/train.bin"), at(f"data/shards/{name}_sentences.bin"))
-    os.mkdir(at("texts"))
-    for name in ("vocab.txt", "tokenizer_config.json"):
-        shutil.copy(at("data/builtin/bert/" + name), at("texts"))
-    with open(at("texts/train.tsv"), "w") as f:
-        f.writelines(f"{'low middle top'.split()[i % 3]}\ttext {i}\n" for i in range(24))
-    asked = '{"id": "1", "question": "which?", "answers": [{"text": "def", "answer_start": 4}]}'
-    with open(at("texts/train.json"), "w") as f:
-        f.write('{"data": [{"paragraphs": [{"context": "abc def", "qas": [%s]}]}]}' % asked)
-    with open(at("texts/lines"), "w") as f:
-        f.write("abc\n\nabcdefghijklmnopqrstuvw")
-    os.mkdir(at("llmc"))
-    with open(at("llmc/model.bin"), "wb") as f:  # llm.c's files: one layer, 4 channels; four tokens
-        header = (20240326, 3, 16, 257, 1, 2, 4, 264)
-        f.write(struct.pack("<8i", *header).ljust(1024, b"\0") + bytes(4 * (264 * 4 + 16 * 4 + 12 * 4 * 4 + 15 * 4)))
-    with open(at("llmc/gpt2_tokenizer.bin"), "wb") as f:
-        f.write(struct.pack("<4I", 20240328, 2, 4, 2).ljust(1024, b"\0") + b"\1a\2\0\xff\x0d<|endoftext|>\3 is")
-    with open(at("set.bin"), "wb") as f:  # "a", then " b", " cd", " e" or " f"
-        f.write(b"".join(n.to_bytes(4, "little") for n in (20240522, 1, 1, 40)).ljust(1024, b"\0"))
-        for n in (65535, 40, 0, 1, 4, 1, 97, 2, 32, 98, 3, 32, 99, 100, 2, 32, 101, 2, 32, 102):
-            f.write(n.to_bytes(2, "little"))
 
 
 def put_changed(runs, name, field):

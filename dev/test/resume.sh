@@ -146,20 +146,17 @@ verdict 'after a write failure the checkpoint before it stays' "$why"
 # A directory that is moved, or that another run takes
 
 lost="^error: $out: was moved, deleted or replaced"
-for writes in '-n 1 -s 0' '-n 0 -s 0' '-n 0 -s 1'; do  # a checkpoint, the log or a sample after every step
-    rm -rf "$out" "$work/elsewhere"
-    # shellcheck disable=SC2086
-    start '^step *1[0-9]/' "${ENDLESS[@]}" $writes -o "$out"
-    kill -STOP $pid
-    mv "$out" "$work/elsewhere"
-    "$PROGRAM" "${TINY[@]}" -x 3 -s 0 -n 1 -nk 0 -o "$out" </dev/null >/dev/null 2>"$work/other"
-    before=$(listing "$out")
-    kill -CONT $pid
-    join
-    why=$(ended_with_error 1 "$lost")
-    [ "$before" = "$(listing "$out")" ] || why=${why:-"the new run's files changed"}
-    verdict "another run at its path: the old one, with $writes, leaves it alone" "${why:-$(cat "$work/other")}"
-done
+rm -rf "$out"
+start '^step *1[0-9]/' "${ENDLESS[@]}" -n 1 -s 1 -o "$out"
+kill -STOP $pid
+mv "$out" "$work/elsewhere"
+"$PROGRAM" "${TINY[@]}" -x 3 -s 0 -n 1 -nk 0 -o "$out" </dev/null >/dev/null 2>"$work/other"
+before=$(listing "$out")
+kill -CONT $pid
+join
+why=$(ended_with_error 1 "$lost")
+[ "$before" = "$(listing "$out")" ] || why=${why:-"the new run's files changed"}
+verdict "another run at its path: the old one leaves it alone" "${why:-$(cat "$work/other")}"
 if prepare_ranks; then
     rm -rf "$out" "$work/elsewhere"
     starter=(mpirun --oversubscribe -np 2)
@@ -186,25 +183,6 @@ kill -TERM $pid
 join
 verdict 'a second run in the same directory is refused' "${why:-$(ended_with 0)}"
 
-# A new run takes OUT once it has read all that it needs. Here it stands still in a shard of 2^30 - 1 zeros, which it
-# scans, while another run trains in OUT.
-rm -rf "$out"
-{ little_endian 4 20240520; little_endian 4 1; little_endian 4 1073741823; } >"$work/zeros.bin"
-truncate -s $((1024 + 2 * 1073741823)) "$work/zeros.bin"
-"$PROGRAM" "${TINY[@]}" -s 0 -i "$work/zeros.bin" -x 2 -o "$out" </dev/null >"$work/stdout" 2>"$work/late" &
-pid=$!
-until ls -l /proc/$pid/fd 2>/dev/null | grep -q zeros.bin || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
-kill -STOP $pid
-run "${TINY[@]}" -x 3 -s 0 -o "$out"
-why=$(ended_with 0)
-before=$(listing "$out")
-kill -CONT $pid
-join
-cp "$work/late" "$work/stderr"
-why=${why:-$(ended_with_error 2 "^error: $out: another run has saved there since")}
-[ "$before" = "$(listing "$out")" ] || why=${why:-"the other run's files changed"}
-verdict 'a run leaves OUT alone if another one took it first' "$why"
-
 # ---------------------------------------------------------------------------------------------------------
 # Output that nobody reads
 
@@ -219,7 +197,7 @@ unread "${TINY[@]}" -x 40 -s 0 -n 0 -o "$out"
 why=$(ended_with 0)
 [ "$(grep -c '"loss"' "$out/log.jsonl") $(ls "$out/ckpt")" = '40 00000040' ] || why=${why:-'it is not whole'}
 verdict 'a closed pipe does not end a training run' "$why"
-for flags in --help "${TINY[*]} -s 0 -x 0" "-y 1 -o $out --evaluate 1" "-y 1 -o $out --generate 20"; do
+for flags in --help "-y 1 -o $out --generate 20"; do
     # shellcheck disable=SC2086
     unread $flags
     verdict "a closed pipe ends $flags" "$([ "$status" -eq 141 ] || echo "exit status $status")"

@@ -206,6 +206,17 @@ class Runs:
         return "; ".join(typed(run) for run in re.split(" *; *", text))
 
 
+def flags_of(runs, mark):
+    """The flags that a program lists: (short name, long name, default, allowed values); MARK: "[use] " or the like."""
+    text = runs.start(runs.command(mark + "--help")[0], runs.files).stdout
+    for row in re.findall(r"^  (?:-|   ).* --.*(?:\n {40}.*)*", text, re.M):
+        short, long = re.match(r"  (-\S+)? +(--[a-z0-9-]+)", row).groups()
+        found = re.search(r"\[([^\[\]]+)\]$", re.sub(r"\s+", " ", row).strip())
+        allowed = found[1] if found and re.search(r"\.\.|>=|\|", found[1]) else ""
+        if long != "--help":
+            yield short or "", long, re.match(r"\S*", row[32:])[0], allowed
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Files
 
@@ -224,3 +235,61 @@ def put_shard(path, tokens, mask=None):
             for i, counts in enumerate(mask):
                 bits[i // 8] |= bool(counts) << i % 8
             f.write(bits)
+
+
+def put_examples(at):
+    """What classifiers and answers train on, below texts."""
+    os.makedirs(at("texts"))
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        shutil.copy(at("data/builtin/bert/" + name), at("texts"))
+    with open(at("texts/train.tsv"), "w") as f:
+        f.writelines(f"{'low middle top'.split()[i % 3]}\ttext {i}{i * i}\n" for i in range(40))
+    with open(at("texts/long.tsv"), "w") as f:
+        f.writelines(f"{i % 2}\tthe dog saw {i * i} cats {'and ' * (i % 9)}\n" for i in range(10, 60))
+    with open(at("texts/rated.tsv"), "w") as f:
+        f.writelines(f"{i / 8}\t{i}{i * i}\n" for i in range(10, 50))
+    context = " ".join(f"word{i}" for i in range(12))
+    ask = '{"id": "%d", "question": "which?", "answers": [{"text": "word%d", "answer_start": %d}]}'
+    with open(at("texts/train.json"), "w") as f:
+        asked = ", ".join(ask % (i, i, context.index(f"word{i}")) for i in range(10))
+        f.write('{"data": [{"paragraphs": [{"context": "%s", "qas": [%s]}]}]}' % (context, asked))
+    with open(at("texts/lines"), "w") as f:
+        f.write("abc\n\nabcdefghijklmnopqrstuvw")
+
+
+def put_files(runs):
+    """What rows train on besides the built-in corpus."""
+    at = lambda name: os.path.join(runs.files, name)
+    with open(at("data/builtin/train.bin"), "rb") as f:
+        first = list(memoryview(f.read(1024 + 2 * 97))[1024:].cast("H"))
+    put_shard(at("six.bin"), first)  # the first sequences of the corpus
+    put_shard(at("equal.bin"), [ord(c) for c in "abcadeafghbijklm"] * 64 + [97])  # all sequences are the same
+    put_shard(at("documents.bin"), [256 if i % 8 == 4 else 65 + i % 13 for i in range(97)])  # 256 begins a document
+    put_shard(at("all.bin"), first[:65])
+    put_shard(at("ones.bin"), first[:65], [1] * 72)
+    put_shard(at("some.bin"), first[:65], [i < 21 for i in range(65)])  # two of four sequences have no target
+    put_shard(at("rest.bin"), first[:65], [i >= 21 for i in range(65)])
+    put_shard(at("grows.bin"), [256 if i < 768 and i % 4 == 0 else i % 97 for i in range(1537)])
+    # Four documents of 10 to 18 tokens in three sentences: micro-batches differ in their numbers of masked tokens.
+    head = [20261121, 1, 60, 12, 4, 261, 256, 257, 258, 259, 260]
+    ends = [0, 3, 6, 10, 15, 20, 24, 30, 36, 42, 48, 54, 60, 0, 3, 6, 9, 12, 0, 0, 0, 0] + 4 * [2**32 - 1] + [0]
+    with open(at("lengths.bin"), "wb") as f:
+        f.write(struct.pack("<11I", *head).ljust(1024, b"\0") + struct.pack("<60H", *(i * i % 251 for i in range(60))))
+        f.write(struct.pack(f"<{len(ends)}I", *ends))
+    # "a", then " b", " cd", " e" or " f"; BERT's examples have one ending.
+    example = (65535, 20, 0, 0, 1, 1, 97, 2, 32, 98)
+    if runs.trainer == "gpt2":
+        example = (65535, 40, 0, 1, 4, 1, 97, 2, 32, 98, 3, 32, 99, 100, 2, 32, 101, 2, 32, 102)
+    with open(at("set.bin"), "wb") as f:
+        f.write(struct.pack("<4I", 20240522, 1, 1, 40).ljust(1024, b"\0") + struct.pack(f"<{len(example)}H", *example))
+    os.mkdir(at("llmc"))
+    with open(at("llmc/model.bin"), "wb") as f:  # llm.c's files: one layer, 4 channels; four tokens
+        header = (20240326, 3, 16, 257, 1, 2, 4, 264)
+        f.write(struct.pack("<8i", *header).ljust(1024, b"\0") + bytes(4 * (264 * 4 + 16 * 4 + 12 * 4 * 4 + 15 * 4)))
+    with open(at("llmc/gpt2_tokenizer.bin"), "wb") as f:
+        f.write(struct.pack("<4I", 20240328, 2, 4, 2).ljust(1024, b"\0") + b"\1a\2\0\xff\x0d<|endoftext|>\3 is")
+    os.mkdir(at("data/shards"))
+    put_shard(at("data/shards/good.bin"), [0] * 100)
+    for name in ("good", "bad"):
+        shutil.copy(at("data/builtin/bert/train.bin"), at(f"data/shards/{name}_sentences.bin"))
+    put_examples(at)
