@@ -60,8 +60,8 @@ static const OpRow TABLE[] = {
     {"layernorm_fp8", test_layernorm_fp8, NULL, bench_layernorm_fp8},
     {"dropout", test_dropout_masks, NULL, NULL, &DROPOUT},
     {"gather", NULL, NULL, NULL, &GATHER},
-    {"adamw", test_adamw, NULL, bench_adamw},
-    {"lamb", test_lamb, NULL, bench_lamb},
+    {"adamw", test_adamw, NULL, NULL, &ADAMW},
+    {"lamb", test_lamb, NULL, NULL, &LAMB},
     {"muon", test_muon, NULL, bench_muon},
     {"average", NULL, NULL, NULL, &AVERAGE},
     {"global_norm", test_global_norm, NULL, bench_global_norm},
@@ -73,10 +73,7 @@ static const OpRow TABLE[] = {
     {"mean_bias", test_mean_bias_rows, NULL, NULL, &MEAN_BIAS},
     {"linear", test_linear, NULL, NULL},
     {"target_rounding", NULL, NULL, NULL, &TARGET_ROUNDING},
-    {"attention", test_attention, grad_attention, bench_attention},
-#ifndef DEV_EMULATOR_EMULATOR_H  // whole batches take the emulator too long
-    {"attention_documents", test_attention_documents, NULL, NULL},
-#endif
+    {"attention", test_attention, NULL, NULL, &ATTENTION_MATERIALIZED, &ATTENTION},
     {"attention_decode", test_attention_decode, NULL, NULL, &DECODE},
     {"classifier", test_classifier, NULL, NULL, &CLASSIFIER},
     {"span", test_span_by_hand, NULL, NULL, &SPAN},

@@ -39,39 +39,6 @@ static void test_attention_keep(Harness* h, double p) {
     case_end(h);
 }
 
-#ifdef ATTENTION_FLASH
-
-// Compares the bits that kernels draw into scratch with the definition, in both forms, for the pairs that the mask
-// allows.
-static void test_attention_bits(Harness* h, const int lengths[5], Mask mask, double p) {
-    enum { NH = 3, COUNT = 5 };
-    case_begin(h, "attention/bits T=%d.. %s p=%g", lengths[0], mask == CAUSAL ? "CAUSAL" : "FULL", p);
-    Sequences s = sequences_of(h, lengths, COUNT, 5);
-    AttentionShape shape = {NH, 64, mask, dropout_make(p, 42, 7, 3, SITE_DROPOUT_ATTENTION, NULL)};
-    size_t bytes = draw_bytes(s.rows, COUNT, s.max_length, NH), blocks = (size_t)draw_blocks_of_columns(s.max_length);
-    uint32_t *bits = (uint32_t*)case_memory(h, bytes), *scratch = (uint32_t*)device_scratch(&h->ctx, bytes);
-    for (int by_key = 0; by_key < 2; by_key++) {
-        if (by_key) draw_by_key(scratch, &s, shape, &h->ctx);
-        else draw_by_query(scratch, &s, shape, &h->ctx);
-        device_download(&h->ctx, bits, scratch, bytes);
-        size_t wrong = 0;
-        for (int b = 0; b < COUNT; b++)
-            for (int head = 0; head < NH; head++)
-                for (int query = 0; query < lengths[b]; query++)
-                    for (int key = 0; key < attention_visible(mask, query, lengths[b]); key++) {
-                        int row = s.cu_seqlens[b] + (by_key ? key : query), column = by_key ? query : key;
-                        size_t block = (size_t)head * blocks + (size_t)column / 128;
-                        uint32_t word = bits[(block * (size_t)s.rows + (size_t)row) * 4 + (size_t)column % 128 / 32];
-                        int keep = attention_keep_ref(shape.dropout, (uint32_t)(s.first + b), head, query, key) > 0;
-                        wrong += (int)(word >> (column % 32) & 1) != keep;
-                    }
-        expect_true(h, by_key ? "bits by key" : "bits by query", wrong == 0);
-    }
-    case_end(h);
-}
-
-#endif
-
 // Which thread draws which bits: every word of bits that attention reads is drawn by one thread, no thread is idle, and
 // none draws what does not exist. The threads are counted through as the kernels do it.
 static void test_attention_draws(Harness* h, const char* name, const int* lengths, int count, DrawForm form,
@@ -125,21 +92,6 @@ static void test_attention_draws(Harness* h, const char* name, const int* length
 static uint64_t attention_random(uint32_t a, uint32_t b) {
     Philox r = philox(a, b, 0, 0, 42);
     return (uint64_t)r.v[0] << 32 | r.v[1];
-}
-
-// Divides B sequences of T tokens into documents, T / 20 tokens long on average. One sequence is a single document.
-// Returns the number of documents.
-static int attention_documents(int* lengths, int most, int B, int T) {
-    int count = 0;
-    for (int b = 0; b < B; b++)
-        for (int row = 0; row < T; count++) {
-            CHECK(count < most);
-            lengths[count] = b == 3 ? T
-                                    : min_int(T - row, 1 + (int)(attention_random((uint32_t)b, (uint32_t)row) %
-                                                                 (uint64_t)(2 * T / 20)));
-            row += lengths[count];
-        }
-    return count;
 }
 
 // Blocks stay within CUDA's grid for every batch whose bits a GPU's memory can hold.

@@ -83,8 +83,8 @@ typedef struct {
     int is_bench, is_grad;
     int n, N, M, C, V, Vp, S, T, IC, OC, NH, HS, B, E, tables, types, padding, tokens;
     Array x, y, w, b, r, sum, mean, rstd, pre, before, dx, dy, dw, db, dbias, dbranch, dbefore;
-    Array logits, each, loss, loss_scale, correct, labels, means, average, params, master, kept, qkv, out;
-    Array word, position, type, dword, dposition, dtype, bottom, table, dout, dbottom, dvectors, bias;
+    Array logits, each, loss, loss_scale, correct, labels, means, average, params, master, kept, qkv, out, lse, dout, dqkv, m, v, g;
+    Array word, position, type, dword, dposition, dtype, bottom, table, dbottom, dvectors, bias;
     int *targets, *index, *token_of, *type_of;
     Sequences sequences;
     Dropout dropout;
