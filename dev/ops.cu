@@ -62,7 +62,7 @@ static const OpRow TABLE[] = {
     {"gather", NULL, NULL, NULL, &GATHER},
     {"adamw", test_adamw, NULL, NULL, &ADAMW},
     {"lamb", test_lamb, NULL, NULL, &LAMB},
-    {"muon", test_muon, NULL, bench_muon},
+    {"muon", test_muon, NULL, NULL, &MUON},
     {"average", NULL, NULL, NULL, &AVERAGE},
     {"global_norm", test_global_norm, NULL, bench_global_norm},
     {"loss_scale", test_loss_scale, NULL, NULL},
