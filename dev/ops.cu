@@ -64,7 +64,7 @@ static const OpRow TABLE[] = {
     {"lamb", test_lamb, NULL, NULL, &LAMB},
     {"muon", test_muon, NULL, NULL, &MUON},
     {"average", NULL, NULL, NULL, &AVERAGE},
-    {"global_norm", test_global_norm, NULL, bench_global_norm},
+    {"global_norm", test_global_norm, NULL, NULL, &GLOBAL_NORM},
     {"loss_scale", test_loss_scale, NULL, NULL},
     {"outliers", test_outliers, NULL, NULL},
     {"cast_to_fp32", test_cast_to_fp32, NULL, bench_cast_to_fp32},

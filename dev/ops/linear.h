@@ -4,7 +4,6 @@
 #define DEV_OPS_LINEAR_H
 
 #include "harness.h"
-#include "linear_sums.h"
 #include "llmc/fp8/quantize.h"
 #include "llmc/fp8/state.h"
 #include "llmc/model/linear.h"
@@ -361,6 +360,16 @@ static inline int linear_has_fp8(const Harness* h) {
 #else
     return (void)h, 1;
 #endif
+}
+
+// Sums over channels and outputs of a layer are added up fast, those over tokens and over the vocabulary are not.
+static inline void test_linear_sums(Harness* h) {
+    case_begin(h, "linear/fp8 sums");
+    expect_true(h, "channels", matmul_fp8_is_fast(matmul_terms(MATMUL_FORWARD, 65536, 3072, 50304)));
+    expect_true(h, "outputs", matmul_fp8_is_fast(matmul_terms(MATMUL_BACKWARD_INPUT, 65536, 50304, 3072)));
+    expect_true(h, "tokens", !matmul_fp8_is_fast(matmul_terms(MATMUL_BACKWARD_WEIGHT, 65536, 768, 3072)));
+    expect_true(h, "the vocabulary", !matmul_fp8_is_fast(matmul_terms(MATMUL_BACKWARD_INPUT, 65536, 768, 50304)));
+    case_end(h);
 }
 
 static inline void test_linear(Harness* h) {

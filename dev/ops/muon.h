@@ -114,12 +114,12 @@ OP_FN(muon_after) {
 }
 
 enum { MUON_EVEN_SIZE = 55552, MUON_ODD_SIZE = 768 };
-static const int MUON_ROWS[][3] = {{MUON_EVEN_SIZE, 0, 0}, {MUON_EVEN_SIZE, 1, 0}, {MUON_EVEN_SIZE, 3, 0},
+static const int MUON_SIZES[][3] = {{MUON_EVEN_SIZE, 0, 0}, {MUON_EVEN_SIZE, 1, 0}, {MUON_EVEN_SIZE, 3, 0},
                                    {MUON_EVEN_SIZE, 4, 0}, {MUON_ODD_SIZE, 1, 1},  {MUON_ODD_SIZE, 2, 1},
                                    {MUON_ODD_SIZE, 5, 1}};
 static const int MUON_GPU[][3] = {{84934912, 0, 2}, {301990144, 0, 3}}, MUON_CPU[][3] = {{786688, 0, 4}};
 
-static const Op MUON = {OP_OF("muon", "n M S", OPTIMIZER_ARGS, MUON_ROWS), OP_BENCH(MUON_GPU, MUON_CPU),
+static const Op MUON = {OP_OF("muon", "n M S", OPTIMIZER_ARGS, MUON_SIZES), OP_BENCH(MUON_GPU, MUON_CPU),
                         .passes = {{"update", OPTIMIZER_WRITES, muon_run, muon_want, NULL, muon_after}},
                         .prepare = muon_prepare, .kinds = {"Muon", "NorMuon"}};
 
@@ -196,7 +196,7 @@ static inline OpCase* muon_case(Harness* h, const int* row, int is_normuon) {
 
 // Gradients of zero move nothing, tiny ones do.
 static inline void test_muon_zeros(Harness* h, int is_normuon) {
-    OpCase* k = muon_case(h, MUON_ROWS[0], is_normuon);
+    OpCase* k = muon_case(h, MUON_SIZES[0], is_normuon);
     const Array w = muon_weights(k);
     size_t odd = 0, moved = 0;
     real* g = copy_of(h, k->g);
@@ -231,13 +231,13 @@ static inline void muon_run_shards(OpCase* k, const void* how) {
 }
 
 static inline void test_muon_shards(Harness* h) {
-    OpCase* k = muon_case(h, MUON_ROWS[0], 1);
+    OpCase* k = muon_case(h, MUON_SIZES[0], 1);
     optimizer_expect_same(k, muon_run, muon_run_shards, NULL);
     case_end(h);
 }
 
 static inline void test_muon_rounded(Harness* h) {
-    OpCase* k = muon_case(h, MUON_ROWS[4], 0);
+    OpCase* k = muon_case(h, MUON_SIZES[4], 0);
     muon_run(k);
     real* want = copy_of(h, k->master);
     array_restore(k->params), array_restore(k->m);
