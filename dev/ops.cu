@@ -67,7 +67,7 @@ static const OpRow TABLE[] = {
     {"global_norm", test_global_norm, NULL, NULL, &GLOBAL_NORM},
     {"loss_scale", test_loss_scale, NULL, NULL},
     {"outliers", test_outliers, NULL, NULL},
-    {"cast_to_fp32", test_cast_to_fp32, NULL, bench_cast_to_fp32},
+    {"cast_to_fp32", test_cast_to_fp32, NULL, NULL, &CAST_TO_FP32},
     {"quantize", test_quantize, NULL, bench_quantize},
     {"fp8_scales", test_fp8_scales, NULL, NULL},
     {"mean_bias", test_mean_bias_rows, NULL, NULL, &MEAN_BIAS},
@@ -90,7 +90,7 @@ static const OpRow TABLE[] = {
     {"interaction", NULL, NULL, NULL, &INTERACTION},
     {"linear_bce", NULL, NULL, NULL, &LINEAR_BCE},
     {"embedding_rows", test_embedding_rows, NULL, bench_embedding_rows},
-    {"matmul_relu", test_matmul_relu, NULL, NULL},
+    {"matmul_relu", test_matmul_relu, NULL, NULL, &MATMUL_RELU},
     {"matmul_parts", test_matmul_parts, NULL, NULL},
     {NULL, NULL, NULL, NULL},
 };
