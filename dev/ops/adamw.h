@@ -63,9 +63,11 @@ static inline void optimizer_start(OpCase* k, Optimizer* o, const ParamSpan* spa
     for (size_t i = 0; i < k->g.n; i++) {
         sum += (double)k->g.initial[i] * (double)k->g.initial[i];
         k->g.initial[i] *= (real)o->scale, k->v.initial[i] *= k->v.initial[i];
+        // The sign of what a cautious step moves must not hang on a rounding.
+        if (OPTIMIZER_STEPS[k->M].cautious) k->m.initial[i] += (real)(k->m.initial[i] < 0 ? -0.2 : 0.2);
     }
     memcpy(k->master.initial, k->params.initial, k->params.n * sizeof(real));
-    array_restore(k->v), array_restore(k->g), array_restore(k->master);
+    array_restore(k->m), array_restore(k->v), array_restore(k->g), array_restore(k->master);
     memcpy(copy, spans, (size_t)count * sizeof *copy);
     o->blocks = lamb_number_blocks(copy, count);
     o->spans = copy, o->count = count;
