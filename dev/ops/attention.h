@@ -52,7 +52,7 @@ OP_FN(attention_before_backward) {
 }
 
 // Sequence b of the case alone, after a pass.
-static inline OpCase attention_alone(const OpCase* k, const Pass* pass, int b) {
+static inline OpCase attention_alone(const OpCase* k, int b) {
     Harness* h = k->h;
     OpCase alone = *k;
     int begin = k->sequences.cu_seqlens[b], length = k->sequences.cu_seqlens[b + 1] - begin;
@@ -63,8 +63,8 @@ static inline OpCase attention_alone(const OpCase* k, const Pass* pass, int b) {
     memcpy(alone.qkv.host, k->qkv.host + first * 3 * C, alone.qkv.n * sizeof(real));
     memcpy(alone.dout.host, k->dout.host + first * C, alone.dout.n * sizeof(real));
     array_upload(alone.qkv), array_upload(alone.dout);
-    if (pass->before) pass->before(&alone);
-    pass->run(&alone);
+    if (k->pass->before) k->pass->before(&alone);
+    k->pass->run(&alone);
     return alone;
 }
 
@@ -83,21 +83,15 @@ static inline void attention_slack(OpCase* k) {
 }
 
 // A sequence among others gives the same bits as the same sequence alone.
-OP_FN(attention_after_forward) {
+OP_FN(attention_after) {
     size_t C = (size_t)(k->NH * k->HS);
+    int is_forward = k->pass == k->op->passes;
     attention_slack(k);
     for (int b = 0; b < k->S; b++) {
-        OpCase alone = attention_alone(k, &k->op->passes[0], b);
-        expect_equal(k->h, "out alone", alone.out, k->out.host + (size_t)k->sequences.cu_seqlens[b] * C);
-    }
-}
-
-OP_FN(attention_after_backward) {
-    size_t C = (size_t)(k->NH * k->HS);
-    attention_slack(k);
-    for (int b = 0; b < k->S; b++) {
-        OpCase alone = attention_alone(k, &k->op->passes[1], b);
-        expect_equal(k->h, "dqkv alone", alone.dqkv, k->dqkv.host + (size_t)k->sequences.cu_seqlens[b] * 3 * C);
+        const OpCase alone = attention_alone(k, b);
+        size_t first = (size_t)k->sequences.cu_seqlens[b];
+        if (is_forward) expect_equal(k->h, "out alone", alone.out, k->out.host + first * C);
+        else expect_equal(k->h, "dqkv alone", alone.dqkv, k->dqkv.host + first * 3 * C);
     }
 }
 
@@ -124,9 +118,9 @@ static const int ATTENTION_MATERIALIZED_GPU[][5] = {{8 * 1024, 8, 12, 64, 1}};
 
 // clang-format off
 #define ATTENTION_PASSES(path) \
-    .passes = {{path "forward", "out lse", OP_PAIR(attention, forward), NULL, attention_after_forward}, \
+    .passes = {{path "forward", "out lse", OP_PAIR(attention, forward), NULL, attention_after}, \
                {path "backward", "dqkv", OP_PAIR(attention, backward), attention_before_backward, \
-                attention_after_backward}}
+                attention_after}}
 // clang-format on
 
 static const Op ATTENTION = {OP_OF("attention", "N S NH HS E", ATTENTION_ARGS, ATTENTION_SIZES),

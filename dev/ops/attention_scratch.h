@@ -89,11 +89,6 @@ static void test_attention_draws(Harness* h, const char* name, const int* length
     case_end(h);
 }
 
-static uint64_t attention_random(uint32_t a, uint32_t b) {
-    Philox r = philox(a, b, 0, 0, 42);
-    return (uint64_t)r.v[0] << 32 | r.v[1];
-}
-
 // Blocks stay within CUDA's grid for every batch whose bits a GPU's memory can hold.
 static void test_attention_grid(Harness* h) {
     const size_t memory = (size_t)1 << 39;
@@ -101,82 +96,59 @@ static void test_attention_grid(Harness* h) {
     case_begin(h, "attention/grid of draws");
     for (int T = 1; T <= 1 << 23; T = T < 8 ? T + 1 : T * 2 - T / 4)
         for (int64_t N = T; N <= 1 << 23 && draw_bytes((int)N, (int)(N / T), T, 1) <= memory; N = 2 * N - N % T)
-            for (int form = 0; form < 2; form++)
-                for (int mask = CAUSAL; mask <= FULL; mask++) {
-                    tried++;
-                    int64_t each = draw_threads((DrawForm)form, (Mask)mask, T), threads = N / T * each;
-                    int NH = (int)(memory / draw_bytes((int)N, (int)(N / T), T, 1)), row, column;
-                    draw_place(&row, &column, (DrawForm)form, (Mask)mask, T, each - 1);
-                    int last_row = form == ROWS_ARE_QUERIES ? T - 1 : (T - 1) / 8 * 8;
-                    int last_column = form == ROWS_ARE_QUERIES ? (T - 1) / 128 * 128 : (T - 1) / 32 * 32;
-                    if (row != last_row || column != last_column)
-                        case_fail(h, "T=%d: the last thread draws row %d, column %d", T, row, column);
-                    if (draw_blocks_of_head(threads) * min_int(NH, 65536) > INT32_MAX)
-                        case_fail(h, "N=%lld T=%d NH=%d: %lld blocks", (long long)N, T, NH,
-                                  (long long)(draw_blocks_of_head(threads) * NH));
-                }
+            for (int way = 0; way < 4; way++, tried++) {
+                int64_t threads = N / T * draw_threads((DrawForm)(way % 2), way / 2 ? FULL : CAUSAL, T);
+                int NH = (int)(memory / draw_bytes((int)N, (int)(N / T), T, 1));
+                if (draw_blocks_of_head(threads) * min_int(NH, 65536) > INT32_MAX)
+                    case_fail(h, "N=%lld T=%d NH=%d: %lld threads", (long long)N, T, NH, (long long)threads);
+            }
     expect_true(h, "sizes are tried", tried > 1000);
     case_end(h);
 }
 
-// The backward pass on Hopper GPUs: known sizes, planned against used scratch, and no two heads share sums that are in
-// use at the same time.
+// The sums of a batch's heads in the backward pass on Hopper GPUs: each is in the scratch, and no two share a place that
+// is in use at the same time.
+static void attention_check_sums(Harness* h, const HopperScratch* z, const int* lengths, int count, int NH, int most) {
+    int blocks = min_int((int)z->heads * z->parts, most), start = 0, stride = hopper_sum_stride(z->slot_tiles, NH);
+    unsigned char* taken = (unsigned char*)xcalloc(z->sums + 1, 1);
+    for (int b = 0; b < count; start += lengths[b++])
+        for (int head = 0; head < NH; head++) {
+            int tiles = (lengths[b] + HOPPER_QUERIES - 1) / HOPPER_QUERIES;
+            size_t first = hopper_sum_at(z->slot_tiles, blocks - 1, 0, start, b, head, NH);
+            if (z->slot_tiles && (z->parts > 1 || tiles > z->slot_tiles))
+                case_fail(h, "sequence %d, head %d: does not fit into a slot", b, head);
+            for (int i = 0; i < tiles; i++) {
+                size_t at = hopper_sum_at(z->slot_tiles, blocks - 1, i, start, b, head, NH);
+                if (at >= z->sums || at != first + (size_t)i * (size_t)stride || (!z->slot_tiles && taken[at]))
+                    case_fail(h, "sequence %d, head %d, tile %d: sums at %zu of %zu", b, head, i, at, z->sums);
+                else taken[at] = 1;
+            }
+        }
+    free(taken);
+}
+
+// Batches of all kinds of lengths, on a GPU so small that all ways of dividing heads come up: their sums, and the size
+// of the scratch against what is planned.
 static void test_attention_scratch(Harness* h) {
-    enum { H200 = 132, SMALL = 7 };
-    static const struct {
-        int N, sequences, longest, NH, parts, slot_tiles;
-        size_t bytes;
-    } known[] = {
-        {32768, 256, 128, 16, 1, 0, 6316032},        // BERT-large, phase 1, -b 256: no sums
-        {65536, 64, 1024, 12, 1, 16, 41296896},      // GPT-2 124M, -b 64
-        {32768, 64, 512, 16, 1, 8, 22032384},        // BERT-large, phase 2, -b 64
-        {8192, 8, 1024, 12, 4, 0, 27777408},         // GPT-2 124M, -b 8: heads are divided among blocks
-        {131072, 260, 8192, 12, 1, 128, 291023040},  // documents
-    };
-    case_begin(h, "attention/scratch of the backward pass");
-    for (size_t i = 0; i < COUNT_OF(known); i++) {
-        int N = known[i].N, sequences = known[i].sequences, longest = known[i].longest, NH = known[i].NH;
-        HopperScratch z = hopper_scratch(N, sequences, longest, NH, H200);
-        size_t bytes = hopper_scratch_bytes(&z);
-        if (z.parts != known[i].parts || z.slot_tiles != known[i].slot_tiles || bytes != known[i].bytes)
-            case_fail(h, "N=%d sequences=%d: parts=%d slot_tiles=%d bytes=%zu", N, sequences, z.parts, z.slot_tiles,
-                      bytes);
-        if (hopper_scratch_most(N, sequences, sequences, longest, NH, H200) != bytes)
-            case_fail(h, "N=%d sequences=%d: the plan is another", N, sequences);
-    }
-    // Batches of all kinds of lengths, on a GPU so small that all ways of dividing heads come up.
+    enum { MULTIPROCESSORS = 7 };
     int lengths[24], slots = 0, own = 0, none = 0;
-    for (uint32_t draw = 0; draw < 4000; draw++) {
-        uint64_t key = attention_random(draw, 77);
-        int count = 1 + (int)(key % COUNT_OF(lengths)), NH = 1 + (int)((key >> 8) % 5), longest = 0, N = 0, T;
-        T = 1 + (int)((key >> 16) % ((key >> 40) % 4 == 0 ? 130 : 700));
+    case_begin(h, "attention/scratch of the backward pass");
+    for (int draw = 0; draw < 4000; draw++) {
+        int count = 1 + random_below(h, (int)COUNT_OF(lengths)), NH = 1 + random_below(h, 5), longest = 0, N = 0;
+        int T = 1 + random_below(h, draw % 4 ? 700 : 130);
         for (int b = 0; b < count; b++) {
-            uint64_t own_key = attention_random(draw, 1000 + (uint32_t)b);
-            lengths[b] = (key >> 50) % 3 == 0 ? T : (int)(own_key % (uint64_t)(T + 1));
+            lengths[b] = draw % 3 ? random_below(h, T + 1) : T;
             longest = max_int(longest, lengths[b]), N += lengths[b];
         }
         if (N == 0) continue;
-        HopperScratch z = hopper_scratch(N, count, longest, NH, SMALL);
-        int blocks = min_int((int)z.heads * z.parts, SMALL), start = 0, stride = hopper_sum_stride(z.slot_tiles, NH);
-        unsigned char* taken = (unsigned char*)xcalloc(z.sums + 1, 1);
-        for (int b = 0; b < count; start += lengths[b++])
-            for (int head = 0; head < NH && longest > HOPPER_KEYS; head++) {
-                int tiles = (lengths[b] + HOPPER_QUERIES - 1) / HOPPER_QUERIES;
-                size_t first = hopper_sum_at(z.slot_tiles, blocks - 1, 0, start, b, head, NH);
-                if (z.slot_tiles && (z.parts > 1 || tiles > z.slot_tiles))
-                    case_fail(h, "sequence %d, head %d: does not fit into a slot", b, head);
-                for (int i = 0; i < tiles; i++) {
-                    size_t at = hopper_sum_at(z.slot_tiles, blocks - 1, i, start, b, head, NH);
-                    if (at >= z.sums || at != first + (size_t)i * (size_t)stride || (!z.slot_tiles && taken[at]))
-                        case_fail(h, "sequence %d, head %d, tile %d: sums at %zu of %zu", b, head, i, at, z.sums);
-                    else taken[at] = 1;
-                }
-            }
-        free(taken);
+        HopperScratch z = hopper_scratch(N, count, longest, NH, MULTIPROCESSORS);
+        if (longest > HOPPER_KEYS) attention_check_sums(h, &z, lengths, count, NH, MULTIPROCESSORS);
         slots += z.slot_tiles > 0, own += !z.slot_tiles && z.sums, none += !z.sums;
-        // Planned with more rows, longer sequences, and a range of numbers of them.
-        if (hopper_scratch_bytes(&z) > hopper_scratch_most(N + 100, max_int(1, count - 3), count + 2, T, NH, SMALL))
-            case_fail(h, "N=%d, %d sequences: %zu bytes, more than planned", N, count, hopper_scratch_bytes(&z));
+        // Planned as it is, and with more rows, longer sequences, and a range of numbers of them.
+        size_t bytes = hopper_scratch_bytes(&z);
+        if (hopper_scratch_most(N, count, count, longest, NH, MULTIPROCESSORS) != bytes ||
+            hopper_scratch_most(N + 100, max_int(1, count - 3), count + 2, T, NH, MULTIPROCESSORS) < bytes)
+            case_fail(h, "N=%d, %d sequences: %zu bytes, not what is planned", N, count, bytes);
     }
     expect_true(h, "with slots, without, and no sums at all", slots > 100 && own > 100 && none > 100);
     case_end(h);

@@ -65,17 +65,20 @@ static inline LinearCase* linear_case(Harness* h, LinearKind kind, int N, int C,
     return k;
 }
 
-// The numbers that stored bytes stand for, [N, C]; of the transpose, rows are `stride` apart.
-static inline real* linear_unpacked(Harness* h, const uint8_t* device, int N, int C, size_t stride, Fp8Format format,
-                                    const real* inverse) {
-    size_t rows = (size_t)N, columns = (size_t)C, n = stride ? columns * stride : rows * columns;
+// The numbers that stored bytes of a layer's operand stand for, [N, C].
+static inline real* linear_numbers(Harness* h, const Fp8Linear* f, int which, const uint8_t* device, int N, int C,
+                                   int is_transposed) {
+    Fp8Format format = which == FP8_DY ? FP8_E5M2 : FP8_E4M3;
+    size_t rows = (size_t)N, columns = (size_t)C, stride = which == FP8_W ? rows : quantize_rows(N);
+    size_t n = is_transposed ? columns * stride : rows * columns;
     uint8_t* bytes = (uint8_t*)case_memory(h, n);
     real *x = (real*)case_memory(h, rows * columns * sizeof *x), scale;
     device_download(&h->ctx, bytes, device, n);
-    device_download(&h->ctx, &scale, inverse, sizeof scale);
+    device_download(&h->ctx, &scale, fp8_inverse(f, which), sizeof scale);
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < columns; c++)
-            x[r * columns + c] = (real)fp8_to_float(bytes[stride ? c * stride + r : r * columns + c], format) * scale;
+            x[r * columns + c] =
+                (real)fp8_to_float(bytes[is_transposed ? c * stride + r : r * columns + c], format) * scale;
     return x;
 }
 
@@ -174,15 +177,15 @@ static inline void linear_check_layer(Harness* h, LinearCase* k, int i, const re
     const Fp8Copy* q = i ? k->a.h.q : k->a.x.q;
     const Fp8Linear* f = q->layer;
     size_t nx = (size_t)z.N * (size_t)z.IC, nw = (size_t)z.IC * (size_t)z.OC;
-    const real* w = linear_unpacked(h, f->w, z.OC, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_W));
-    const real* wt = linear_unpacked(h, f->wt, z.OC, z.IC, (size_t)z.OC, FP8_E4M3, fp8_inverse(f, FP8_W));
-    const real* stored = linear_unpacked(h, q->y, z.N, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_X));
+    const real* w = linear_numbers(h, f, FP8_W, f->w, z.OC, z.IC, 0);
+    const real* wt = linear_numbers(h, f, FP8_W, f->wt, z.OC, z.IC, 1);
+    const real* stored = linear_numbers(h, f, FP8_X, q->y, z.N, z.IC, 0);
     expect_true(h, "the weight's transpose has its numbers", memcmp(w, wt, nw * sizeof *w) == 0);
     expect_true(h, "the weight is rounded to E4M3",
                 linear_is_near(w, k->w[i].host, nw, FP8_E4M3, linear_largest(k->w[i].host, nw)));
     expect_true(h, "the input is rounded to E4M3", linear_is_near(stored, x, nx, FP8_E4M3, linear_largest(x, nx)));
     if (q->yt) {
-        const real* xt = linear_unpacked(h, q->yt, z.N, z.IC, quantize_rows(z.N), FP8_E4M3, fp8_inverse(f, FP8_X));
+        const real* xt = linear_numbers(h, f, FP8_X, q->yt, z.N, z.IC, 1);
         expect_true(h, "the kept transpose has the input's numbers", memcmp(stored, xt, nx * sizeof *xt) == 0);
     }
     LinearOperands operands = {w, stored, linear_bias(h, k, i, x, stored, w)};
@@ -216,11 +219,11 @@ static inline void test_linear_case(Harness* h, LinearKind kind, int N, int C, i
     if (!kind.keeps_x) gelu_forward(k->h.device, k->pre.device, n, gelu, k->ctx);
     linear_run_backward(k);
     const Fp8Linear* f = k->a.x.q->layer;
-    const real* dpre = linear_unpacked(h, s->dy, N, F, 0, FP8_E5M2, fp8_inverse(f, FP8_DY));
-    const real* dpret = linear_unpacked(h, s->dyt, N, F, quantize_rows(N), FP8_E5M2, fp8_inverse(f, FP8_DY));
+    const real* dpre = linear_numbers(h, f, FP8_DY, s->dy, N, F, 0);
+    const real* dpret = linear_numbers(h, f, FP8_DY, s->dyt, N, F, 1);
     const uint8_t* kept = k->a.x.q->yt ? k->a.x.q->yt : s->xt;
-    const real* xt = linear_unpacked(h, kept, N, C, quantize_rows(N), FP8_E4M3, fp8_inverse(f, FP8_X));
-    const real* wt = linear_unpacked(h, f->wt, F, C, (size_t)F, FP8_E4M3, fp8_inverse(f, FP8_W));
+    const real* xt = linear_numbers(h, f, FP8_X, kept, N, C, 1);
+    const real* wt = linear_numbers(h, f, FP8_W, f->wt, F, C, 1);
     real *exact = (real*)case_memory(h, n * sizeof *exact), *sums = (real*)case_memory(h, (size_t)F * sizeof *sums);
     array_download(k->dpre);
     memset(sums, 0, (size_t)F * sizeof *sums);
@@ -266,8 +269,8 @@ static inline void test_linear_case(Harness* h, LinearKind kind, int N, int C, i
     gelu_forward(k->h.device, k->pre.device, n, gelu, k->ctx);
     dw0 = copy_of(h, k->dw[0]);
     linear_run_backward(k);
-    dpret = linear_unpacked(h, s->dyt, N, F, quantize_rows(N), FP8_E5M2, fp8_inverse(f, FP8_DY));
-    xt = linear_unpacked(h, s->xt, N, C, quantize_rows(N), FP8_E4M3, fp8_inverse(f, FP8_X));
+    dpret = linear_numbers(h, f, FP8_DY, s->dyt, N, F, 1);
+    xt = linear_numbers(h, f, FP8_X, s->xt, N, C, 1);
     expect_true(h, "x is rounded to E4M3", linear_is_near(xt, k->x.host, nx, FP8_E4M3, linear_largest(k->x.host, nx)));
     LinearOperands of_other = {xt, dpret, NULL};
     linear_expect(h, "dw of another input", MATMUL_BACKWARD_WEIGHT, k->dw[0], dw0, of_other, k->size[0], mode);
@@ -280,8 +283,8 @@ static inline void linear_check_logits(Harness* h, LinearCase* k) {
     LinearSize z = k->size[0];
     const Fp8Linear* f = k->a.x.q->layer;
     size_t n = (size_t)z.N * (size_t)z.IC;
-    const real* w = linear_unpacked(h, f->w, z.OC, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_W));
-    const real* stored = linear_unpacked(h, f->shared->x, z.N, z.IC, 0, FP8_E4M3, fp8_inverse(f, FP8_X));
+    const real* w = linear_numbers(h, f, FP8_W, f->w, z.OC, z.IC, 0);
+    const real* stored = linear_numbers(h, f, FP8_X, f->shared->x, z.N, z.IC, 0);
     real* centered = (real*)case_memory(h, n * sizeof *centered);
     for (size_t i = 0; i < (size_t)z.IC; i++) {
         double mean = 0;
@@ -332,8 +335,8 @@ static inline void test_linear_logits(Harness* h, int N, int C, int Vp) {
     linear_backward_weight(weight_only, dlogits, k->a.x, N, C, Vp, SET, k->ctx);
     linear_backward_input(k->dx.device, dlogits, k->p[0], N, C, Vp, SET, k->ctx);
     array_download(each);
-    const real* dy = linear_unpacked(h, f->shared->dy, N, Vp, 0, FP8_E5M2, fp8_inverse(f, FP8_DY));
-    const real* wt = linear_unpacked(h, f->wt, Vp, C, (size_t)Vp, FP8_E4M3, fp8_inverse(f, FP8_W));
+    const real* dy = linear_numbers(h, f, FP8_DY, f->shared->dy, N, Vp, 0);
+    const real* wt = linear_numbers(h, f, FP8_W, f->wt, Vp, C, 1);
     real* given_back = (real*)case_memory(h, (size_t)N * (size_t)C * sizeof *given_back);
     int lost = 0;
     for (size_t n = 0; n < (size_t)N; n++)

@@ -10,20 +10,15 @@ typedef struct {
     int gelu;  // GELU goes with it: 1 after it, forward; -1 before it, in the backward pass
 } MatmulBench;
 
-// Forward with GELU for gelu = 1, backward for -1.
-static void bench_matmul_gelu(Harness* h, OpCase* k, int gelu, Gelu kind, const char* how) {
-    k->kind = kind;
-    if (gelu > 0) bench(h, how, matmul_run_gelu_forward, k);
-    if (gelu < 0) bench(h, how, matmul_run_gelu_backward_input, k);
-}
-
 static void bench_matmul_all(Harness* h, OpCase* k, int gelu, int has_bias, const char* how) {
     k->kind = has_bias;
     bench(h, how, matmul_run_forward, k);
     bench(h, how, matmul_run_backward_input, k);
     k->kind = HAS_DEVICE_MEMORY ? 0 : has_bias;  // on the GPU the bias gradient has its own row
     bench(h, how, matmul_run_backward_weight, k);
-    bench_matmul_gelu(h, k, gelu, GELU_TANH, how);
+    k->kind = GELU_TANH;
+    if (gelu > 0) bench(h, how, matmul_run_gelu_forward, k);
+    if (gelu < 0) bench(h, how, matmul_run_gelu_backward_input, k);
 }
 
 #ifdef __CUDACC__
@@ -32,23 +27,15 @@ OP_FN(matmul_run_backward_bias) {
     matmul_backward_bias((BiasGrad){k->db.device_real, k->mode}, k->dy.device, k->N, k->OC, k->ctx);
 }
 
-// Benchmarks cuBLASLt's first choice, the fastest of its candidates, the same without GELU in the epilogue, and
-// GELU_ERF; in the backward pass the last three include the bias gradient.
+// cuBLASLt's first choice, and the fastest of its candidates.
 static void bench_matmul_ways(Harness* h, OpCase* k, int gelu, int has_bias) {
-    static const char* const WAYS[] = {" first choice", " tuned", " tuned, no fusion", " tuned, ERF"};
-    static const char* const WITH_BIAS[] = {"", " dbias tuned", " dbias no fusion", " dbias ERF"};
-    for (int way = 0; way < 4; way++) {
-        Gelu kind = way < 3 ? GELU_TANH : GELU_ERF;
-        h->ctx.autotune = way > 0;
-        h->ctx.gelu_fusion = way < 2;
+    for (int tuned = 0; tuned < 2; tuned++) {
+        h->ctx.autotune = tuned;
         matmul_plans_free(&h->ctx);
-        if (way < 2) bench_matmul_all(h, k, gelu, has_bias, WAYS[way]);
-        else bench_matmul_gelu(h, k, gelu, kind, WAYS[way]);
-        k->kind = kind;
-        if (gelu < 0 && way > 0) bench(h, WITH_BIAS[way], matmul_run_gelu_backward_bias, k);
+        bench_matmul_all(h, k, gelu, has_bias, tuned ? " tuned" : " first choice");
+        if (gelu < 0) bench(h, tuned ? " dbias tuned" : " dbias", matmul_run_gelu_backward_bias, k);
     }
     h->ctx.autotune = 0;
-    h->ctx.gelu_fusion = 1;
     matmul_plans_free(&h->ctx);
     double elements = (double)k->N * k->OC;
     char shapes[64];

@@ -211,12 +211,12 @@ static inline void test_fp8_numbers(Harness* h) {
 typedef struct {
     QuantizeOwn q;
     LogitsGradient d;
-} QuantizeLogits;
+} QuantizeLogitsOwn;
 
 // Every fourth target is ignored, and its row has infinity or NaN. Padding columns hold NaN.
 static inline OpCase* quantize_logits_case(Harness* h, int N, int V, int Vp) {
     OpCase* k = quantize_case(h, N, Vp, FP8_E5M2);
-    QuantizeLogits* c = (QuantizeLogits*)case_memory(h, sizeof *c);
+    QuantizeLogitsOwn* c = (QuantizeLogitsOwn*)case_memory(h, sizeof *c);
     c->q = *OP_OWN(QuantizeOwn), k->own = c;
     int* targets = int_array(h, (size_t)N);
     real* loss_scale = (real*)pinned_memory(h, sizeof *loss_scale);
@@ -238,7 +238,7 @@ static inline OpCase* quantize_logits_case(Harness* h, int N, int V, int Vp) {
 }
 
 OP_FN(quantize_run_logits) {
-    const QuantizeLogits* c = OP_OWN(QuantizeLogits);
+    const QuantizeLogitsOwn* c = OP_OWN(QuantizeLogitsOwn);
     quantize(c->q.out, quantize_classifier_backward(k->x.device, c->d), k->N, k->C, k->ctx);
 }
 
@@ -248,7 +248,7 @@ static inline void test_quantize_logits(Harness* h) {
     for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
         int N = SIZES[i][0], V = SIZES[i][1], Vp = SIZES[i][2], wrong = 0, same = 0, turned = 0;
         OpCase* k = quantize_logits_case(h, N, V, Vp);
-        const LogitsGradient d = OP_OWN(QuantizeLogits)->d;
+        const LogitsGradient d = OP_OWN(QuantizeLogitsOwn)->d;
         size_t n = (size_t)N * (size_t)Vp, Np = quantize_rows(N);
         real *want = copy_of(h, k->x), *each = (real*)case_memory(h, (size_t)N * sizeof *each), sum;
         classifier_backward_ref((Losses){each, &sum, d.losses.scale, SET}, want, d.targets, d.loss_scale, N, V, Vp);
@@ -295,7 +295,7 @@ static inline void test_quantize(Harness* h) {
 
 // From logits to their losses and their gradient in fp8.
 OP_FN(quantize_run_loss) {
-    const LogitsGradient d = OP_OWN(QuantizeLogits)->d;
+    const LogitsGradient d = OP_OWN(QuantizeLogitsOwn)->d;
     classifier_forward(d.losses, k->x.device, d.targets, k->N, d.V, k->C, k->ctx);
     quantize_run_logits(k);
 }
