@@ -68,7 +68,7 @@ static const OpRow TABLE[] = {
     {"loss_scale", test_loss_scale, NULL, NULL},
     {"outliers", test_outliers, NULL, NULL},
     {"cast_to_fp32", test_cast_to_fp32, NULL, NULL, &CAST_TO_FP32},
-    {"quantize", test_quantize, NULL, bench_quantize, &QUANTIZE, &QUANTIZE_BIAS},
+    {"quantize", test_quantize, NULL, bench_quantize, &QUANTIZE, &QUANTIZE_E4M3},
     {"fp8_scales", test_fp8_scales, NULL, NULL},
     {"mean_bias", test_mean_bias_rows, NULL, NULL, &MEAN_BIAS},
     {"linear", test_linear, NULL, NULL},

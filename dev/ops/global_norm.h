@@ -150,50 +150,57 @@ static inline void test_global_norm(Harness* h) {
 // ---------------------------------------------------------------------------------------------------------
 // The loss scale: its rule, step by step, where the norm of a step's gradients moves it
 
-// A step: the norm of the scaled gradients, and what must be there after it.
-typedef struct {
-    double norm, unscaled, applied, scale;
+// A step: the norm of the scaled gradients, and what must be there after it; start > 0: the first of a run.
+static const struct {
+    double norm, applied, scale;
     int good, updates;
-} LossScaleStep;
-
-static inline void loss_scale_check(Harness* h, const char* name, LossScaleKind kind, int interval, double start,
-                                    const LossScaleStep* steps, int count) {
-    LossScale state = {(real)start, 0, 0, 0};
-    OpCase* k = global_norm_case(h, 1);
-    case_begin(h, "loss_scale/update %s", name);
-    OP_OWN(AfterNorm)->rule.kind = kind;
-    OP_OWN(AfterNorm)->rule.growth_interval = interval;
-    global_norm_set(k, state);
-    for (int i = 0; i < count; i++) {
-        const LossScaleStep* s = &steps[i];
-        const GlobalNormResult after = global_norm_of(k, s->norm);
-        int is_norm = is_finite_number(s->unscaled) ? after.norm == s->unscaled : !is_finite_number(after.norm);
-        state = after.scale;
-        if (!is_norm || state.scale != (real)s->scale || state.applied != (real)s->applied || state.good != s->good ||
-            state.updates != s->updates)
-            case_fail(h, "step %d: norm=%g scale=%g applied=%g good=%d updates=%d", i + 1, after.norm,
-                      (double)state.scale, (double)state.applied, (int)state.good, (int)state.updates);
-        h->comparisons++;
-    }
-    case_end(h);
-}
+    double start;
+    int interval, is_fixed;
+} LOSS_SCALE_STEPS[] = {
+    // It doubles after three good steps.
+    {8, 4, 4, 1, 1, 4, 3},
+    {8, 4, 4, 2, 2},
+    {8, 4, 8, 0, 3},
+    {8, 8, 8, 1, 4},
+    // It halves, not below 1.
+    {8, 4, 4, 1, 1, 4, 2},
+    {INFINITY, 4, 2, 0, 1},
+    {NAN, 2, 1, 0, 1},
+    {INFINITY, 1, 1, 0, 1},
+    {8, 1, 1, 1, 2},
+    {8, 1, 2, 0, 3},
+    {INFINITY, 3, 1.5, 0, 0, 3, 2},
+    {INFINITY, 1.5, 1, 0, 0},
+    // It stops at 2^24; from above that it goes down only.
+    {0, 1 << 23, 1 << 24, 0, 1, 1 << 23, 1},
+    {0, 1 << 24, 1 << 24, 0, 2},
+    {0, 0x1p30, 0x1p30, 0, 1, 0x1p30, 1},
+    {INFINITY, 0x1p30, 0x1p29, 0, 1},
+    // A fixed one stays.
+    {3000, 1000, 1000, 1, 1, 1000, 1, 1},
+    {INFINITY, 1000, 1000, 0, 1},
+};
 
 static inline void test_loss_scale(Harness* h) {
-    const double inf = INFINITY;
-    static const LossScaleStep grows[] = {
-        {8, 2, 4, 4, 1, 1}, {8, 2, 4, 4, 2, 2}, {8, 2, 4, 8, 0, 3}, {8, 1, 8, 8, 1, 4}};
-    loss_scale_check(h, "doubles after three good steps", LOSS_SCALE_DYNAMIC, 3, 4, grows, COUNT_OF(grows));
-    const LossScaleStep shrinks[] = {{8, 2, 4, 4, 1, 1},     {inf, inf, 4, 2, 0, 1}, {NAN, NAN, 2, 1, 0, 1},
-                                     {inf, inf, 1, 1, 0, 1}, {8, 8, 1, 1, 1, 2},     {8, 8, 1, 2, 0, 3}};
-    loss_scale_check(h, "halves, not below 1", LOSS_SCALE_DYNAMIC, 2, 4, shrinks, COUNT_OF(shrinks));
-    const LossScaleStep above_floor[] = {{inf, inf, 3, 1.5, 0, 0}, {inf, inf, 1.5, 1, 0, 0}};
-    loss_scale_check(h, "halves to 1, not to 3/4", LOSS_SCALE_DYNAMIC, 2, 3, above_floor, COUNT_OF(above_floor));
-    static const LossScaleStep ceiling[] = {{0, 0, 1 << 23, 1 << 24, 0, 1}, {0, 0, 1 << 24, 1 << 24, 0, 2}};
-    loss_scale_check(h, "stops at 2^24", LOSS_SCALE_DYNAMIC, 1, 1 << 23, ceiling, COUNT_OF(ceiling));
-    const LossScaleStep above[] = {{0, 0, 0x1p30, 0x1p30, 0, 1}, {inf, inf, 0x1p30, 0x1p29, 0, 1}};
-    loss_scale_check(h, "from above 2^24 only down", LOSS_SCALE_DYNAMIC, 1, 0x1p30, above, COUNT_OF(above));
-    const LossScaleStep fixed[] = {{3000, 3, 1000, 1000, 1, 1}, {inf, inf, 1000, 1000, 0, 1}, {0, 0, 1000, 1000, 1, 2}};
-    loss_scale_check(h, "fixed stays", LOSS_SCALE_FIXED, 1, 1000, fixed, COUNT_OF(fixed));
+    OpCase* k = global_norm_case(h, 1);
+    AfterNorm* a = OP_OWN(AfterNorm);
+    for (size_t i = 0; i < COUNT_OF(LOSS_SCALE_STEPS); i++) {
+        double norm = LOSS_SCALE_STEPS[i].norm, start = LOSS_SCALE_STEPS[i].start, scale = LOSS_SCALE_STEPS[i].scale;
+        double applied = LOSS_SCALE_STEPS[i].applied;
+        char what[32];
+        if (start > 0) {
+            a->rule.kind = LOSS_SCALE_STEPS[i].is_fixed ? LOSS_SCALE_FIXED : LOSS_SCALE_DYNAMIC;
+            a->rule.growth_interval = LOSS_SCALE_STEPS[i].interval;
+            global_norm_set(k, (LossScale){(real)start, 0, 0, 0});
+        }
+        const GlobalNormResult got = global_norm_of(k, norm);
+        snprintf(what, sizeof what, "step %zu", i);
+        expect_true(h, what, is_finite_number(norm) ? got.norm == norm / applied : !is_finite_number(got.norm));
+        expect_true(h, what, got.scale.scale == (real)scale && got.scale.applied == (real)applied);
+        expect_within(h, what, (double)got.scale.good, LOSS_SCALE_STEPS[i].good, 0);
+        expect_within(h, what, (double)got.scale.updates, LOSS_SCALE_STEPS[i].updates, 0);
+    }
+    case_end(h);
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,37 @@ static const MuonGroup MUON_GROUPS[][4] = {
     {{256, 256, 0, 4, 4}, {1024, 256, 0, 1, 1}, {256, 1024, 0, 1, 1}},
 };
 
+static inline void muon_want_of(const OpCase* k, AdamWRefState state) {
+    const MuonCase* c = OP_OWN(MuonCase);
+    for (int i = 0; i < c->m.group_count; i++)
+        muon_update_ref(state, c->o.norm, c->o.scale, c->host + c->groups[i].first, c->groups[i], c->o.h);
+}
+
+// What the order of sums in fp32 changes of an update, as a part of its norm, where floatX is narrow. The reference rounds
+// X, A and B to floatX as launchers do. So an element differs only where another order takes a sum across the middle
+// between two numbers, once in about 10,000 sums: by 2^-8 in bf16 and by 2^-11 in fp16, which five iterations enlarge by
+// up to 3.4^5. Measured: 1.5e-3 in fp16 and 1.1e-2 in bf16 (H200).
+static inline double muon_error(void) { return strcmp(FLOATX_NAME, "F16") == 0 ? 0.004 : 0.02; }
+
+// Whether a weight decays cautiously depends on the sign of its O. Rounding in 16 bits moves an element of O by the
+// part muon_error() of their RMS. Where five times that could change the sign, the weight is 0, which does not decay.
+static inline void muon_make_sure(OpCase* k) {
+    const Optimizer* o = OP_OWN(Optimizer);
+    size_t n = k->params.n, bytes = n * sizeof(real);
+    real *step = (real*)case_memory(k->h, 3 * bytes), *m = step + n, *v = m + n;
+    memcpy(m, k->m.initial, bytes), memcpy(v, k->v.initial, bytes);
+    muon_want_of(k, (AdamWRefState){step, m, v, k->g.host});
+    for (int s = 0; s < o->count; s++) {
+        size_t begin = o->spans[s].offset, end = begin + o->spans[s].size;
+        double sum = 0;
+        for (size_t e = begin; e < end; e++) sum += (double)step[e] * (double)step[e];
+        double least = 5 * muon_error() * sqrt(sum / (double)(end - begin));
+        for (size_t e = begin; e < end; e++)
+            if (fabs((double)step[e]) < least) k->params.initial[e] = k->master.initial[e] = 0;
+    }
+    array_restore(k->params), array_restore(k->master);
+}
+
 // Matrices of a group are adjacent, and every other one decays. Kind 1: NorMuon.
 OP_FN(muon_prepare) {
     MuonCase* c = (MuonCase*)case_memory(k->h, sizeof *c);
@@ -44,6 +75,7 @@ OP_FN(muon_prepare) {
     c->o.has_master = OPTIMIZER_HAS_MASTER;
     c->o.h.lr = 0.02, c->o.h.muon.momentum = 0.95, c->o.h.muon.is_normuon = k->kind;
     optimizer_set_step(k, c->o.h);
+    if (c->o.h.cautious && sizeof(floatX) < sizeof(real)) muon_make_sure(k);
     c->m.matrices = (MuonMatrix*)resident(k->h, c->host, (size_t)count * sizeof *c->host);
     c->m.groups = c->groups;
     void* space = case_block(k->h, muon_space_bind(NULL, NULL, c->groups, c->m.group_count), ON_DEVICE);
@@ -52,46 +84,10 @@ OP_FN(muon_prepare) {
 
 OP_FN(muon_run) { muon_update(optimizer_state(k), &OP_OWN(MuonCase)->m, OP_OWN(Optimizer)->h, k->ctx); }
 
-static inline void muon_want_of(const OpCase* k, AdamWRefState state, OptimizerSettings h) {
-    const MuonCase* c = OP_OWN(MuonCase);
-    for (int i = 0; i < c->m.group_count; i++)
-        muon_update_ref(state, c->o.norm, c->o.scale, c->host + c->groups[i].first, c->groups[i], h);
-}
-
-OP_FN(muon_want) { muon_want_of(k, optimizer_want(k), OP_OWN(Optimizer)->h); }
+OP_FN(muon_want) { muon_want_of(k, optimizer_want(k)); }
 
 // The parameters in full precision.
 static inline Array muon_weights(const OpCase* k) { return OP_OWN(Optimizer)->has_master ? k->master : k->params; }
-
-// What the order of sums in fp32 changes of an update, as a part of its norm, where floatX is narrow. The reference rounds
-// X, A and B to floatX as launchers do. So an element differs only where another order takes a sum across the middle
-// between two numbers, once in about 10,000 sums: by 2^-8 in bf16 and by 2^-11 in fp16, which five iterations enlarge by
-// up to 3.4^5. Measured: 1.5e-3 in fp16 and 1.1e-2 in bf16 (H200).
-static inline double muon_error(void) { return strcmp(FLOATX_NAME, "F16") == 0 ? 0.004 : 0.02; }
-
-// Whether a weight decays cautiously depends on the sign of its O. Rounding in 16 bits moves an element of O by the
-// part muon_error() of their RMS. Where five times that could change the sign, what is wanted is the closer one of the
-// updates with and without decay.
-static inline void muon_accept_either_decay(OpCase* k, const real* got) {
-    const MuonCase* c = OP_OWN(MuonCase);
-    OptimizerSettings plain = c->o.h;
-    const size_t bytes = k->params.n * sizeof(real);
-    real *way = (real*)case_memory(k->h, bytes), *m = (real*)case_memory(k->h, 2 * bytes), *v = m + k->params.n;
-    memcpy(way, k->params.initial, bytes), memcpy(m, k->m.initial, bytes), memcpy(v, k->v.initial, bytes);
-    plain.cautious = 0, plain.weight_decay = 0;
-    muon_want_of(k, (AdamWRefState){way, m, v, k->g.host}, plain);
-    for (int s = 0; s < c->o.count; s++) {
-        size_t begin = c->o.spans[s].offset, n = c->o.spans[s].size;
-        double sum = 0;
-        for (size_t e = begin; e < begin + n; e++) sum += pow((double)way[e] - (double)k->params.initial[e], 2);
-        for (size_t e = begin; e < begin + n; e++) {
-            double p = (double)k->params.initial[e], u = (double)way[e] - p;
-            double other = (double)way[e] - plain.lr * c->o.h.weight_decay * (double)c->host[s].decay * p;
-            if (fabs(u) > 5 * muon_error() * sqrt(sum / (double)n)) continue;
-            k->params.want[e] = fabs(got[e] - (double)way[e]) < fabs(got[e] - other) ? way[e] : (real)other;
-        }
-    }
-}
 
 // In full precision an update is as exact as the rounding of the parameter that it changes. In 16 bits its error is
 // judged by the norm of each matrix's update.
@@ -99,7 +95,6 @@ OP_FN(muon_after) {
     const Optimizer* o = OP_OWN(Optimizer);
     int is_exact = sizeof(floatX) == sizeof(real) || !isfinite(o->norm);
     const real* got = muon_weights(k).host;
-    if (!is_exact && o->h.cautious) muon_accept_either_decay(k, got);
     optimizer_after(k);
     k->params.slack = k->master.slack = sizeof(real) == sizeof(double) ? 1e-13 : is_exact ? 0 : 1;
     k->v.slack = is_exact ? 0 : 0.01;  // of elements of O^2, whose mean is 1 / l
@@ -115,8 +110,8 @@ OP_FN(muon_after) {
 
 enum { MUON_EVEN_SIZE = 55552, MUON_ODD_SIZE = 768 };
 static const int MUON_SIZES[][3] = {{MUON_EVEN_SIZE, 0, 0}, {MUON_EVEN_SIZE, 1, 0}, {MUON_EVEN_SIZE, 3, 0},
-                                   {MUON_EVEN_SIZE, 4, 0}, {MUON_ODD_SIZE, 1, 1},  {MUON_ODD_SIZE, 2, 1},
-                                   {MUON_ODD_SIZE, 5, 1}};
+                                    {MUON_EVEN_SIZE, 4, 0}, {MUON_ODD_SIZE, 1, 1},  {MUON_ODD_SIZE, 2, 1},
+                                    {MUON_ODD_SIZE, 5, 1}};
 static const int MUON_GPU[][3] = {{84934912, 0, 2}, {301990144, 0, 3}}, MUON_CPU[][3] = {{786688, 0, 4}};
 
 static const Op MUON = {OP_OF("muon", "n M S", OPTIMIZER_ARGS, MUON_SIZES), OP_BENCH(MUON_GPU, MUON_CPU),

@@ -60,22 +60,22 @@ OP_FN(quantize_prepare) {
 
 RUN_AND_WANT(quantize, plain, quantize(OP_OWN(QuantizeOwn)->out, quantize_plain(k->x.device), k->N, k->C, k->ctx),
              quantize_ref(OP_OWN(QuantizeOwn)->want, k->x.host, k->N, k->C));
-RUN_AND_WANT(quantize, centered,
-             quantize(OP_OWN(QuantizeOwn)->out, quantize_centered(k->x.device, OP_OWN(QuantizeOwn)->center), k->N, k->C,
-                      k->ctx),
-             quantize_ref(OP_OWN(QuantizeOwn)->want, OP_OWN(QuantizeOwn)->centered, k->N, k->C));
-
 static const Arg QUANTIZE_ARGS[] = ARGS(ARG(x, "N C", IN, 1));
 static const int QUANTIZE_SIZES[][3] = {{0, 16, 0},   {1, 112, 1},   {15, 128, 0},  {16, 144, 1},  {17, 768, 0},
                                         {100, 16, 1}, {127, 144, 0}, {128, 128, 1}, {129, 768, 0}, {300, 112, 1}};
 static const int QUANTIZE_GPU[][3] = {{65536, 768, 0}, {65536, 3072, 0}}, QUANTIZE_CPU[][3] = {{4096, 768, 0}};
 
-static const Op QUANTIZE = {
-    OP_OF("quantize", "N C M", QUANTIZE_ARGS, QUANTIZE_SIZES), OP_BENCH(QUANTIZE_GPU, QUANTIZE_CPU),
-    .passes = {{"plain", "", OP_PAIR(quantize, plain)}, {"centered", "", OP_PAIR(quantize, centered)}},
-    .prepare = quantize_prepare, .kinds = {"y yt", "y", "yt"}};
+static const Op QUANTIZE = {OP_OF("quantize", "N C M", QUANTIZE_ARGS, QUANTIZE_SIZES),
+                            OP_BENCH(QUANTIZE_GPU, QUANTIZE_CPU), .passes = {{"plain", "", OP_PAIR(quantize, plain)}},
+                            .prepare = quantize_prepare, .kinds = {"y yt", "y", "yt"}};
 
-// The bias of a matmul with the rounded tensor as its weight, which E4M3 alone makes; without and with another bias.
+// In E4M3 alone: less a number for each column.
+RUN_AND_WANT(quantize, centered,
+             quantize(OP_OWN(QuantizeOwn)->out, quantize_centered(k->x.device, OP_OWN(QuantizeOwn)->center), k->N, k->C,
+                      k->ctx),
+             quantize_ref(OP_OWN(QuantizeOwn)->want, OP_OWN(QuantizeOwn)->centered, k->N, k->C));
+
+// The bias of a matmul with the rounded tensor as its weight; with and without another bias.
 static inline QuantizeOutput quantize_bias_output(const OpCase* k) {
     QuantizeOutput out = OP_OWN(QuantizeOwn)->out;
     out.bias = (QuantizeBias){k->y.device, k->kind ? NULL : k->b.device, k->means.device_real};
@@ -97,13 +97,14 @@ OP_FN(quantize_want_bias) {
     }
 }
 
-static const Arg QUANTIZE_BIAS_ARGS[] =
+static const Arg QUANTIZE_E4M3_ARGS[] =
     ARGS(ARG(x, "N C", IN, 1), ARG(means, "2 C", IN, 1), ARG(b, "N", IN, 1), ARG(y, "N", OUT, 0, 1e-5));
-static const int QUANTIZE_BIAS_SIZES[][3] = {{1, 16, 0}, {33, 48, 0}, {128, 128, 0}, {130, 272, 0}, {300, 2064, 0}};
+static const int QUANTIZE_E4M3_SIZES[][3] = {{1, 16, 0}, {33, 48, 0}, {128, 128, 0}, {130, 272, 0}, {300, 2064, 0}};
 
-static const Op QUANTIZE_BIAS = {OP_OF("quantize", "N C M", QUANTIZE_BIAS_ARGS, QUANTIZE_BIAS_SIZES),
-                                 .passes = {{"bias", "y", OP_PAIR(quantize, bias), NULL, NULL, 2}},
-                                 .prepare = quantize_prepare, .kinds = {"y yt added", "y"}};
+static const Op QUANTIZE_E4M3 = {
+    OP_OF("quantize", "N C M", QUANTIZE_E4M3_ARGS, QUANTIZE_E4M3_SIZES),
+    .passes = {{"bias", "y", OP_PAIR(quantize, bias)}, {"centered", "", OP_PAIR(quantize, centered)}},
+    .prepare = quantize_prepare, .kinds = {"y yt, added", "y"}};
 
 static inline OpCase* quantize_case(Harness* h, int N, int C, Fp8Format format) {
     const int row[] = {N, C, (int)format};
