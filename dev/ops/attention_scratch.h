@@ -10,67 +10,29 @@
 #include "llmc/ops/attention/dropout.cuh"  // a part of it
 
 // The decisions themselves: the share of pairs that is kept, for each of the eight places of a key in a draw, and the
-// independence of neighbouring keys.
+// independence of neighbouring keys, all within four deviations.
 static void test_attention_keep(Harness* h, double p) {
     enum { SEQUENCES = 2, HEADS = 2, QUERIES = 64, KEYS = 512, PLACES = 8 };
     case_begin(h, "attention/share of kept pairs p=%g", p);
     Dropout d = dropout_make(p, 42, 7, 3, SITE_DROPOUT_ATTENTION, NULL);
     double kept[PLACES] = {0}, both[PLACES] = {0}, n = SEQUENCES * HEADS * QUERIES * (KEYS / PLACES), q = 1 - p;
-    for (uint32_t b = 0; b < SEQUENCES; b++)
-        for (int head = 0; head < HEADS; head++)
-            for (int query = 0; query < QUERIES; query++)
-                for (int key = 0; key < KEYS; key++) {
-                    int next = key - key % PLACES + (key + 1) % PLACES;  // the last one's neighbour is the first
-                    double keep = attention_keep_ref(d, b, head, query, key);
-                    kept[key % PLACES] += keep > 0;
-                    both[key % PLACES] += keep > 0 && attention_keep_ref(d, b, head, query, next) > 0;
-                }
-    for (int i = 0; i < PLACES; i++) {
-        if (!(fabs(kept[i] / n - q) <= 4 * sqrt(p * q / n)))
-            case_fail(h, "of keys %d, 8 + %d, .. %g are kept, not %g", i, i, kept[i] / n, q);
-        if (!(fabs(both[i] / n - q * q) <= 4 * sqrt(q * q * (1 - q * q) / n)))
-            case_fail(h, "keys %d and %d are both kept in %g of all draws, not %g", i, (i + 1) % PLACES, both[i] / n,
-                      q * q);
+    for (int pair = 0; pair < SEQUENCES * HEADS * QUERIES * KEYS; pair++) {
+        int key = pair % KEYS, query = pair / KEYS % QUERIES, head = pair / KEYS / QUERIES % HEADS;
+        uint32_t b = (uint32_t)(pair / KEYS / QUERIES / HEADS);
+        int next = key - key % PLACES + (key + 1) % PLACES;  // the last one's neighbour is the first
+        double keep = attention_keep_ref(d, b, head, query, key);
+        kept[key % PLACES] += keep > 0;
+        both[key % PLACES] += keep > 0 && attention_keep_ref(d, b, head, query, next) > 0;
     }
-    uint32_t threshold = dropout_threshold_attention(d);
-    expect_true(h, "threshold of 16 bits", fabs((double)threshold / 65536 - p) <= 1.0 / (1 << 17));
+    for (int i = 0; i < PLACES; i++) {
+        expect_within(h, "share", kept[i] / n, q, 4 * sqrt(p * q / n));
+        expect_within(h, "share of two", both[i] / n, q * q, 4 * sqrt(q * q * (1 - q * q) / n));
+    }
+    expect_within(h, "threshold of 16 bits", dropout_threshold_attention(d) / 65536.0, p, 1.0 / (1 << 17));
     d.threshold = 0xffffffff;
     expect_true(h, "the largest threshold drops all", dropout_threshold_attention(d) == 65536);
     case_end(h);
 }
-
-#ifdef ATTENTION_FLASH
-
-// Compares the bits that kernels draw into scratch with the definition, in both forms, for the pairs that the mask
-// allows.
-static void test_attention_bits(Harness* h, const int lengths[5], Mask mask, double p) {
-    enum { NH = 3, COUNT = 5 };
-    case_begin(h, "attention/bits T=%d.. %s p=%g", lengths[0], mask == CAUSAL ? "CAUSAL" : "FULL", p);
-    Sequences s = sequences_of(h, lengths, COUNT, 5);
-    AttentionShape shape = {NH, 64, mask, dropout_make(p, 42, 7, 3, SITE_DROPOUT_ATTENTION, NULL)};
-    size_t bytes = draw_bytes(s.rows, COUNT, s.max_length, NH), blocks = (size_t)draw_blocks_of_columns(s.max_length);
-    uint32_t *bits = (uint32_t*)case_memory(h, bytes), *scratch = (uint32_t*)device_scratch(&h->ctx, bytes);
-    for (int by_key = 0; by_key < 2; by_key++) {
-        if (by_key) draw_by_key(scratch, &s, shape, &h->ctx);
-        else draw_by_query(scratch, &s, shape, &h->ctx);
-        device_download(&h->ctx, bits, scratch, bytes);
-        size_t wrong = 0;
-        for (int b = 0; b < COUNT; b++)
-            for (int head = 0; head < NH; head++)
-                for (int query = 0; query < lengths[b]; query++)
-                    for (int key = 0; key < attention_visible(mask, query, lengths[b]); key++) {
-                        int row = s.cu_seqlens[b] + (by_key ? key : query), column = by_key ? query : key;
-                        size_t block = (size_t)head * blocks + (size_t)column / 128;
-                        uint32_t word = bits[(block * (size_t)s.rows + (size_t)row) * 4 + (size_t)column % 128 / 32];
-                        int keep = attention_keep_ref(shape.dropout, (uint32_t)(s.first + b), head, query, key) > 0;
-                        wrong += (int)(word >> (column % 32) & 1) != keep;
-                    }
-        expect_true(h, by_key ? "bits by key" : "bits by query", wrong == 0);
-    }
-    case_end(h);
-}
-
-#endif
 
 // Which thread draws which bits: every word of bits that attention reads is drawn by one thread, no thread is idle, and
 // none draws what does not exist. The threads are counted through as the kernels do it.
@@ -88,6 +50,10 @@ static void test_attention_draws(Harness* h, const char* name, const int* length
         threads += draw_threads(form, mask, lengths[b]);
         words += (size_t)lengths[b] * (size_t)((lengths[b] + 31) / 32);
     }
+    // Of a row that is a query, words from the first up to its own key; of a key, from its own query on.
+    for (int b = 0; b < count; b++)
+        for (int row = 0, all = (lengths[b] + 31) / 32; row < lengths[b]; row++)
+            missing += mask == FULL ? all : by_query ? row / 32 + 1 : all - row / 32;
     unsigned char* drawn = (unsigned char*)case_memory(h, words + 1);
     expect_true(h, "all threads of a head", threads == draw_threads_of_head(form, mask, &s));
     for (int64_t thread = 0; thread < threads; thread++) {
@@ -102,44 +68,16 @@ static void test_attention_draws(Harness* h, const char* name, const int* length
         }
         for (int row = first; row < min_int(first + (by_query ? 1 : 8), T); row++)
             for (int w = column / 32; w < min_int(column / 32 + (by_query ? 4 : 1), all); w++) {
-                // Of a row that is a query, words from the first up to its own key; of a key, from its own query on.
                 if (mask == CAUSAL && (by_query ? 32 * w > row : 32 * w + 31 < row)) continue;
                 unsigned char* word = drawn + at[b] + (size_t)row * (size_t)all + (size_t)w;
-                again += *word, *word = 1, live = 1;
+                again += *word, missing -= !*word, *word = 1, live = 1;
             }
         idle += !live;
-    }
-    for (int b = 0; b < count; b++) {
-        int T = lengths[b], all = (T + 31) / 32;
-        for (int row = 0; row < T; row++)
-            for (int w = 0; w < all; w++)
-                missing += !(mask == CAUSAL && (by_query ? 32 * w > row : 32 * w + 31 < row)) &&
-                           !drawn[at[b] + (size_t)row * (size_t)all + (size_t)w];
     }
     if (idle || outside || again || missing)
         case_fail(h, "%lld threads: %lld idle, %lld outside, %lld words again, %lld missing", (long long)threads,
                   (long long)idle, (long long)outside, (long long)again, (long long)missing);
     case_end(h);
-}
-
-static uint64_t attention_random(uint32_t a, uint32_t b) {
-    Philox r = philox(a, b, 0, 0, 42);
-    return (uint64_t)r.v[0] << 32 | r.v[1];
-}
-
-// Divides B sequences of T tokens into documents, T / 20 tokens long on average. One sequence is a single document.
-// Returns the number of documents.
-static int attention_documents(int* lengths, int most, int B, int T) {
-    int count = 0;
-    for (int b = 0; b < B; b++)
-        for (int row = 0; row < T; count++) {
-            CHECK(count < most);
-            lengths[count] = b == 3 ? T
-                                    : min_int(T - row, 1 + (int)(attention_random((uint32_t)b, (uint32_t)row) %
-                                                                 (uint64_t)(2 * T / 20)));
-            row += lengths[count];
-        }
-    return count;
 }
 
 // Blocks stay within CUDA's grid for every batch whose bits a GPU's memory can hold.
@@ -149,82 +87,59 @@ static void test_attention_grid(Harness* h) {
     case_begin(h, "attention/grid of draws");
     for (int T = 1; T <= 1 << 23; T = T < 8 ? T + 1 : T * 2 - T / 4)
         for (int64_t N = T; N <= 1 << 23 && draw_bytes((int)N, (int)(N / T), T, 1) <= memory; N = 2 * N - N % T)
-            for (int form = 0; form < 2; form++)
-                for (int mask = CAUSAL; mask <= FULL; mask++) {
-                    tried++;
-                    int64_t each = draw_threads((DrawForm)form, (Mask)mask, T), threads = N / T * each;
-                    int NH = (int)(memory / draw_bytes((int)N, (int)(N / T), T, 1)), row, column;
-                    draw_place(&row, &column, (DrawForm)form, (Mask)mask, T, each - 1);
-                    int last_row = form == ROWS_ARE_QUERIES ? T - 1 : (T - 1) / 8 * 8;
-                    int last_column = form == ROWS_ARE_QUERIES ? (T - 1) / 128 * 128 : (T - 1) / 32 * 32;
-                    if (row != last_row || column != last_column)
-                        case_fail(h, "T=%d: the last thread draws row %d, column %d", T, row, column);
-                    if (draw_blocks_of_head(threads) * min_int(NH, 65536) > INT32_MAX)
-                        case_fail(h, "N=%lld T=%d NH=%d: %lld blocks", (long long)N, T, NH,
-                                  (long long)(draw_blocks_of_head(threads) * NH));
-                }
+            for (int way = 0; way < 4; way++, tried++) {
+                int64_t threads = N / T * draw_threads((DrawForm)(way % 2), way / 2 ? FULL : CAUSAL, T);
+                int NH = (int)(memory / draw_bytes((int)N, (int)(N / T), T, 1));
+                if (draw_blocks_of_head(threads) * min_int(NH, 65536) > INT32_MAX)
+                    case_fail(h, "N=%lld T=%d NH=%d: %lld threads", (long long)N, T, NH, (long long)threads);
+            }
     expect_true(h, "sizes are tried", tried > 1000);
     case_end(h);
 }
 
-// The backward pass on Hopper GPUs: known sizes, planned against used scratch, and no two heads share sums that are in
-// use at the same time.
+// The sums of a batch's heads in the backward pass on Hopper GPUs: each is in the scratch, and no two share a place
+// that is in use at the same time.
+static void attention_check_sums(Harness* h, const HopperScratch* z, const int* lengths, int count, int NH, int most) {
+    int blocks = min_int((int)z->heads * z->parts, most), start = 0, stride = hopper_sum_stride(z->slot_tiles, NH);
+    unsigned char* taken = (unsigned char*)xcalloc(z->sums + 1, 1);
+    for (int b = 0; b < count; start += lengths[b++])
+        for (int head = 0; head < NH; head++) {
+            int tiles = (lengths[b] + HOPPER_QUERIES - 1) / HOPPER_QUERIES;
+            size_t first = hopper_sum_at(z->slot_tiles, blocks - 1, 0, start, b, head, NH);
+            if (z->slot_tiles && (z->parts > 1 || tiles > z->slot_tiles))
+                case_fail(h, "sequence %d, head %d: does not fit into a slot", b, head);
+            for (int i = 0; i < tiles; i++) {
+                size_t at = hopper_sum_at(z->slot_tiles, blocks - 1, i, start, b, head, NH);
+                if (at >= z->sums || at != first + (size_t)i * (size_t)stride || (!z->slot_tiles && taken[at]))
+                    case_fail(h, "sequence %d, head %d, tile %d: sums at %zu of %zu", b, head, i, at, z->sums);
+                else taken[at] = 1;
+            }
+        }
+    free(taken);
+}
+
+// Batches of all kinds of lengths, on a GPU so small that all ways of dividing heads come up: their sums, and the size
+// of the scratch against what is planned.
 static void test_attention_scratch(Harness* h) {
-    enum { H200 = 132, SMALL = 7 };
-    static const struct {
-        int N, sequences, longest, NH, parts, slot_tiles;
-        size_t bytes;
-    } known[] = {
-        {32768, 256, 128, 16, 1, 0, 6316032},        // BERT-large, phase 1, -b 256: no sums
-        {65536, 64, 1024, 12, 1, 16, 41296896},      // GPT-2 124M, -b 64
-        {32768, 64, 512, 16, 1, 8, 22032384},        // BERT-large, phase 2, -b 64
-        {8192, 8, 1024, 12, 4, 0, 27777408},         // GPT-2 124M, -b 8: heads are divided among blocks
-        {131072, 260, 8192, 12, 1, 128, 291023040},  // documents
-    };
-    case_begin(h, "attention/scratch of the backward pass");
-    for (size_t i = 0; i < COUNT_OF(known); i++) {
-        int N = known[i].N, sequences = known[i].sequences, longest = known[i].longest, NH = known[i].NH;
-        HopperScratch z = hopper_scratch(N, sequences, longest, NH, H200);
-        size_t bytes = hopper_scratch_bytes(&z);
-        if (z.parts != known[i].parts || z.slot_tiles != known[i].slot_tiles || bytes != known[i].bytes)
-            case_fail(h, "N=%d sequences=%d: parts=%d slot_tiles=%d bytes=%zu", N, sequences, z.parts, z.slot_tiles,
-                      bytes);
-        if (hopper_scratch_most(N, sequences, sequences, longest, NH, H200) != bytes)
-            case_fail(h, "N=%d sequences=%d: the plan is another", N, sequences);
-    }
-    // Batches of all kinds of lengths, on a GPU so small that all ways of dividing heads come up.
+    enum { MULTIPROCESSORS = 7 };
     int lengths[24], slots = 0, own = 0, none = 0;
-    for (uint32_t draw = 0; draw < 4000; draw++) {
-        uint64_t key = attention_random(draw, 77);
-        int count = 1 + (int)(key % COUNT_OF(lengths)), NH = 1 + (int)((key >> 8) % 5), longest = 0, N = 0, T;
-        T = 1 + (int)((key >> 16) % ((key >> 40) % 4 == 0 ? 130 : 700));
+    case_begin(h, "attention/scratch of the backward pass");
+    for (int draw = 0; draw < 4000; draw++) {
+        int count = 1 + random_below(h, (int)COUNT_OF(lengths)), NH = 1 + random_below(h, 5), longest = 0, N = 0;
+        int T = 1 + random_below(h, draw % 4 ? 700 : 130);
         for (int b = 0; b < count; b++) {
-            uint64_t own_key = attention_random(draw, 1000 + (uint32_t)b);
-            lengths[b] = (key >> 50) % 3 == 0 ? T : (int)(own_key % (uint64_t)(T + 1));
+            lengths[b] = draw % 3 ? random_below(h, T + 1) : T;
             longest = max_int(longest, lengths[b]), N += lengths[b];
         }
         if (N == 0) continue;
-        HopperScratch z = hopper_scratch(N, count, longest, NH, SMALL);
-        int blocks = min_int((int)z.heads * z.parts, SMALL), start = 0, stride = hopper_sum_stride(z.slot_tiles, NH);
-        unsigned char* taken = (unsigned char*)xcalloc(z.sums + 1, 1);
-        for (int b = 0; b < count; start += lengths[b++])
-            for (int head = 0; head < NH && longest > HOPPER_KEYS; head++) {
-                int tiles = (lengths[b] + HOPPER_QUERIES - 1) / HOPPER_QUERIES;
-                size_t first = hopper_sum_at(z.slot_tiles, blocks - 1, 0, start, b, head, NH);
-                if (z.slot_tiles && (z.parts > 1 || tiles > z.slot_tiles))
-                    case_fail(h, "sequence %d, head %d: does not fit into a slot", b, head);
-                for (int i = 0; i < tiles; i++) {
-                    size_t at = hopper_sum_at(z.slot_tiles, blocks - 1, i, start, b, head, NH);
-                    if (at >= z.sums || at != first + (size_t)i * (size_t)stride || (!z.slot_tiles && taken[at]))
-                        case_fail(h, "sequence %d, head %d, tile %d: sums at %zu of %zu", b, head, i, at, z.sums);
-                    else taken[at] = 1;
-                }
-            }
-        free(taken);
+        HopperScratch z = hopper_scratch(N, count, longest, NH, MULTIPROCESSORS);
+        if (longest > HOPPER_KEYS) attention_check_sums(h, &z, lengths, count, NH, MULTIPROCESSORS);
         slots += z.slot_tiles > 0, own += !z.slot_tiles && z.sums, none += !z.sums;
-        // Planned with more rows, longer sequences, and a range of numbers of them.
-        if (hopper_scratch_bytes(&z) > hopper_scratch_most(N + 100, max_int(1, count - 3), count + 2, T, NH, SMALL))
-            case_fail(h, "N=%d, %d sequences: %zu bytes, more than planned", N, count, hopper_scratch_bytes(&z));
+        // Planned as it is, and with more rows, longer sequences, and a range of numbers of them.
+        size_t bytes = hopper_scratch_bytes(&z);
+        if (hopper_scratch_most(N, count, count, longest, NH, MULTIPROCESSORS) != bytes ||
+            hopper_scratch_most(N + 100, max_int(1, count - 3), count + 2, T, NH, MULTIPROCESSORS) < bytes)
+            case_fail(h, "N=%d, %d sequences: %zu bytes, not what is planned", N, count, bytes);
     }
     expect_true(h, "with slots, without, and no sums at all", slots > 100 && own > 100 && none > 100);
     case_end(h);

@@ -31,13 +31,12 @@ static const Op DROPOUT = {
     .rates = {0, 0.3},
     .grad = DROPOUT_GRAD};
 
-// The mask itself, dropout of ones, by the forward or the backward launcher.
-static inline Array dropout_mask(Harness* h, const Sequences* s, int C, Dropout dropout, int is_backward) {
+// The mask itself: dropout of ones.
+static inline Array dropout_mask(Harness* h, const Sequences* s, int C, Dropout dropout) {
     Array ones = input(h, (size_t)s->rows * (size_t)C, 1), y = output(h, ones.n, SET);
     for (size_t i = 0; i < ones.n; i++) ones.host[i] = 1;
     array_upload(ones);
-    if (is_backward) dropout_backward(y.device, ones.device, s->rows, C, dropout, &h->ctx);
-    else dropout_forward(y.device, ones.device, s->rows, C, dropout, &h->ctx);
+    dropout_forward(y.device, ones.device, s->rows, C, dropout, &h->ctx);
     array_download(y);
     return y;
 }
@@ -47,7 +46,7 @@ static inline void test_dropout_rate(Harness* h, double p) {
     static const int LENGTHS[] = {64, 17, 96};
     case_begin(h, "dropout/keep rate p=%g", p);
     Sequences s = sequences_of(h, LENGTHS, 3, 2);
-    Array y = dropout_mask(h, &s, C, dropout_make(p, 1337, 10, 3, SITE_DROPOUT_MLP_OUT, &s), 0);
+    Array y = dropout_mask(h, &s, C, dropout_make(p, 1337, 10, 3, SITE_DROPOUT_MLP_OUT, &s));
     size_t N = (size_t)s.rows, bad = 0, worst = 0, kept = 0;
     real scale = array_stored(y, (real)(float)(1 / (1 - p)));
     double *rows = (double*)case_memory(h, N * sizeof *rows), *columns = (double*)case_memory(h, C * sizeof *columns);
@@ -68,20 +67,12 @@ static inline void test_dropout_rate(Harness* h, double p) {
 static inline void test_dropout_masks(Harness* h) {
     static const int LENGTHS[] = {64, 17, 96}, MOVED[] = {17, 3};
     for (int i = 1; i <= 9; i += 4) test_dropout_rate(h, 0.1 * i);
-    case_begin(h, "dropout/backward has the mask of forward");
-    Sequences s = sequences_of(h, LENGTHS, 3, 2);
-    Dropout d = dropout_make(0.3, 1337, 10, 3, SITE_DROPOUT_MLP_OUT, &s);
-    Array y = dropout_mask(h, &s, 50, d, 0);
-    expect_equal(h, "dx", dropout_mask(h, &s, 50, d, 1), y.host);
-    case_end(h);
-
     // Sequence 3 of the step lies at row 64 of one batch and at row 0 of another.
     case_begin(h, "dropout/mask does not depend on packing");
-    s = sequences_of(h, LENGTHS, 3, 2);
+    Sequences s = sequences_of(h, LENGTHS, 3, 2);
     Sequences moved = sequences_of(h, MOVED, 2, 3);
-    y = dropout_mask(h, &s, 50, d, 0);
-    Dropout of_moved = dropout_make(0.3, 1337, 10, 3, SITE_DROPOUT_MLP_OUT, &moved);
-    Array part = dropout_mask(h, &moved, 50, of_moved, 0);
+    Array y = dropout_mask(h, &s, 50, dropout_make(0.3, 1337, 10, 3, SITE_DROPOUT_MLP_OUT, &s));
+    Array part = dropout_mask(h, &moved, 50, dropout_make(0.3, 1337, 10, 3, SITE_DROPOUT_MLP_OUT, &moved));
     part.n = 17 * 50;
     expect_equal(h, "y", part, y.host + 64 * 50);
     case_end(h);
@@ -93,10 +84,10 @@ static inline void test_dropout_masks(Harness* h) {
         s = sequences_of(h, LENGTHS, 3, 2);
         Sequences later = s;
         later.first += i == 4 ? 3 : 0;
-        y = dropout_mask(h, &s, 96, dropout_make(0.5, 1337, 10, 3, SITE_DROPOUT_MLP_OUT, &s), 0);
-        d = dropout_make(0.5, i == 0 ? 1338 : 1337, i == 1 ? 11 : 10, i == 2 ? 4 : 3,
-                         i == 3 ? SITE_DROPOUT_ATTENTION_OUT : SITE_DROPOUT_MLP_OUT, &later);
-        Array other = dropout_mask(h, &s, 96, d, 0);
+        y = dropout_mask(h, &s, 96, dropout_make(0.5, 1337, 10, 3, SITE_DROPOUT_MLP_OUT, &s));
+        Dropout d = dropout_make(0.5, i == 0 ? 1338 : 1337, i == 1 ? 11 : 10, i == 2 ? 4 : 3,
+                                 i == 3 ? SITE_DROPOUT_ATTENTION_OUT : SITE_DROPOUT_MLP_OUT, &later);
+        Array other = dropout_mask(h, &s, 96, d);
         size_t same = 0;
         for (size_t e = 0; e < y.n; e++) same += y.host[e] == other.host[e];
         expect_within(h, "agreement", (double)same / (double)y.n, 0.5, 4 * 0.5 / sqrt((double)y.n));

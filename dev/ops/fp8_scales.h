@@ -5,32 +5,23 @@
 #include "harness.h"
 #include "llmc/fp8/scales.h"
 
-// `device`: where the launchers run. `host`: what the reference makes of the same statistics.
+// Each is one block: what the launchers change, and what the reference makes of the same statistics.
 typedef struct {
-    Fp8Scales device, host;
+    Fp8Scales device, host, got;  // got: a copy of the device's
+    size_t bytes;
     Context* ctx;
 } Fp8ScalesCase;
 
-static inline Fp8Scales fp8_scales_arrays(Harness* h, int count, const Fp8Format* format, Place place) {
+static inline size_t fp8_scales_bind(Fp8Scales* s, void* block, int count, const Fp8Format* format) {
     size_t n = (size_t)count;
-    Fp8Scales s;
-    s.count = count;
-    s.format = format;
-    s.stats = (Fp8Stats*)case_block(h, n * sizeof *s.stats, place);
-    s.recorded = (Fp8Recorded*)case_block(h, n * sizeof *s.recorded, place);
-    s.history = (uint32_t*)case_block(h, FP8_HISTORY * n * sizeof *s.history, place);
-    s.scale = (real*)case_block(h, n * sizeof *s.scale, place);
-    s.inverse = (real*)case_block(h, FP8_INVERSE_APART * n * sizeof *s.inverse, place);
-    return s;
-}
-
-static inline void fp8_scales_upload(const Fp8ScalesCase* k) {
-    size_t n = (size_t)k->host.count;
-    device_upload(k->ctx, k->device.stats, k->host.stats, n * sizeof *k->host.stats);
-    device_upload(k->ctx, k->device.history, k->host.history, FP8_HISTORY * n * sizeof *k->host.history);
-    device_upload(k->ctx, k->device.scale, k->host.scale, n * sizeof *k->host.scale);
-    device_upload(k->ctx, k->device.inverse, k->host.inverse, FP8_INVERSE_APART * n * sizeof *k->host.inverse);
-    device_synchronize(k->ctx);
+    s->count = count, s->format = format;
+    s->stats = (Fp8Stats*)block;
+    s->recorded = (Fp8Recorded*)(s->stats + n);
+    s->scale = (real*)(s->recorded + n);
+    s->inverse = s->scale + n;
+    s->history = (uint32_t*)(s->inverse + FP8_INVERSE_APART * n);
+    return n * (sizeof *s->stats + sizeof *s->recorded + (1 + FP8_INVERSE_APART) * sizeof(real) +
+                FP8_HISTORY * sizeof *s->history);
 }
 
 // E4M3 and E5M2 in turn, scales of 1, no history.
@@ -38,44 +29,37 @@ static inline Fp8ScalesCase fp8_scales_case(Harness* h, int count) {
     Fp8ScalesCase k;
     Fp8Format* format = (Fp8Format*)pinned_memory(h, (size_t)count * sizeof *format);
     for (int t = 0; t < count; t++) format[t] = t % 2 ? FP8_E5M2 : FP8_E4M3;
-    k.device = fp8_scales_arrays(h, count, format, ON_DEVICE);
-    k.host = fp8_scales_arrays(h, count, format, ON_HOST);
-    k.ctx = &h->ctx;
+    k.bytes = fp8_scales_bind(&k.device, NULL, count, format), k.ctx = &h->ctx;
+    fp8_scales_bind(&k.device, case_block(h, k.bytes, ON_DEVICE), count, format);
+    fp8_scales_bind(&k.host, case_memory(h, k.bytes), count, format);
+    fp8_scales_bind(&k.got, case_memory(h, k.bytes), count, format);
     for (int t = 0; t < count; t++) k.host.scale[t] = k.host.inverse[FP8_INVERSE_APART * t] = 1;
-    fp8_scales_upload(&k);
     return k;
 }
 
-// One step on the device with the statistics of k->host; then the scales are those of the reference.
+static inline int fp8_same_stats(Fp8Stats a, Fp8Stats b) {
+    return a.amax == b.amax && a.clipped == b.clipped && a.flushed == b.flushed;
+}
+
+// One step with the statistics of k->host: what is left is as the reference has it.
 static inline void fp8_scales_step(Harness* h, Fp8ScalesCase* k, int64_t step) {
-    size_t n = (size_t)k->host.count;
-    char what[64];
-    real* scale = (real*)case_memory(h, (1 + FP8_INVERSE_APART) * n * sizeof *scale);
-    Fp8Stats* stats = (Fp8Stats*)case_memory(h, n * sizeof *stats);
-    Fp8Recorded* recorded = (Fp8Recorded*)case_memory(h, n * sizeof *recorded);
-    real* before = (real*)case_memory(h, n * sizeof *before);
-    device_upload(k->ctx, k->device.stats, k->host.stats, n * sizeof *stats);
-    device_download(k->ctx, before, k->device.scale, n * sizeof *before);
+    const Fp8Stats none = {0, 0, 0};
+    Fp8Scales host = k->host, got = k->got;
+    int is_reset = 1, is_kept = 1;
+    device_upload(k->ctx, k->device.stats, host.stats, k->bytes);
     fp8_scales_record(k->device, step, k->ctx);
     fp8_scales_update(k->device, k->ctx);
-    device_download(k->ctx, scale, k->device.scale, n * sizeof *scale);
-    device_download(k->ctx, scale + n, k->device.inverse, FP8_INVERSE_APART * n * sizeof *scale);
-    device_download(k->ctx, stats, k->device.stats, n * sizeof *stats);
-    device_download(k->ctx, recorded, k->device.recorded, n * sizeof *recorded);
-    int cleared = 1, is_kept = 1;
-    for (size_t t = 0; t < n; t++) {
-        k->host.history[(size_t)(step % 16) * n + t] = k->host.stats[t].amax;
-        const Fp8Stats *was = &k->host.stats[t], *kept = &recorded[t].stats;
-        cleared &= stats[t].amax == 0 && stats[t].clipped == 0 && stats[t].flushed == 0;
-        is_kept &= kept->amax == was->amax && kept->clipped == was->clipped && kept->flushed == was->flushed;
-        is_kept &= recorded[t].scale == before[t];
+    device_download(k->ctx, got.stats, k->device.stats, k->bytes);
+    for (int t = 0; t < host.count; t++) {
+        host.history[(step % FP8_HISTORY) * host.count + t] = host.stats[t].amax;
+        is_kept &= fp8_same_stats(got.recorded[t].stats, host.stats[t]) && got.recorded[t].scale == host.scale[t];
+        is_reset &= fp8_same_stats(got.stats[t], none);
+        host.stats[t] = none;
     }
-    fp8_scales_update_ref(k->host);
-    snprintf(what, sizeof what, "scales and inverses after step %lld", (long long)step);
-    expect_true(h, what,
-                memcmp(scale, k->host.scale, n * sizeof *scale) == 0 &&
-                    memcmp(scale + n, k->host.inverse, FP8_INVERSE_APART * n * sizeof *scale) == 0);
-    expect_true(h, "the statistics are reset", cleared);
+    fp8_scales_update_ref(host);
+    size_t rest = k->bytes - (size_t)((char*)host.scale - (char*)host.stats);
+    expect_true(h, "scales, inverses and history", memcmp(got.scale, host.scale, rest) == 0);
+    expect_true(h, "the statistics are reset", is_reset);
     expect_true(h, "those of the step are kept, with its scale", is_kept);
 }
 
@@ -90,31 +74,20 @@ static inline void test_fp8_scales_by_hand(Harness* h) {
         {INFINITY, 1},      // does not count either
         {225, 0.5},         // just more than half of the largest number
         {7, 0.5},           // the largest counts: of the last 16 steps
-        {3.4e38, 0x1p-121}  // log2(448 / 6.8e38) = -120.2
+        {3.4e38, 0x1p-121}  // log2(448 / 6.8e38) = -120.2; 2^126 is the most
     };
     case_begin(h, "fp8_scales/by hand");
     Fp8ScalesCase k = fp8_scales_case(h, 1);
-    real scale;
-    for (size_t i = 0; i < COUNT_OF(STEPS); i++) {
-        char what[64];
-        k.host.stats->amax = float_bits((float)STEPS[i].amax) & 0x7fffffffu;
-        fp8_scales_step(h, &k, (int64_t)i);
-        device_download(k.ctx, &scale, k.device.scale, sizeof scale);
-        snprintf(what, sizeof what, "amax %g makes the scale %g", STEPS[i].amax, STEPS[i].scale);
-        expect_true(h, what, scale == (real)STEPS[i].scale);
-    }
-    for (int64_t step = COUNT_OF(STEPS); step <= 24; step++) {
-        k.host.stats->amax = float_bits(1);
+    for (int64_t step = 0; step < 41; step++) {
+        // 3.4e38 is step 6 and counts up to step 21; from step 25 on the smallest float.
+        int is_given = step < (int)COUNT_OF(STEPS);
+        double want = is_given ? STEPS[step].scale : step < 22 ? 0x1p-121 : step < 40 ? 128 : 0x1p126;
+        k.host.stats->amax = step >= 25 ? 1 : float_bits(is_given ? (float)STEPS[step].amax : 1) & 0x7fffffffu;
         fp8_scales_step(h, &k, step);
-        device_download(k.ctx, &scale, k.device.scale, sizeof scale);
-        // 3.4e38 was step 6 and counts up to step 21.
-        expect_true(h, "a step counts for 16", scale == (real)(step < 22 ? 0x1p-121 : 128));
-        expect_true(h, "the scale leaves a factor of 2", step < 22 || (scale * 2 <= 448 && scale * 4 > 448));
+        char what[64];
+        snprintf(what, sizeof what, "a scale of %g after step %d", want, (int)step);
+        expect_true(h, what, *k.got.scale == (real)want);
     }
-    k.host.stats->amax = 1;  // the smallest float
-    for (int64_t step = 25; step < 41; step++) fp8_scales_step(h, &k, step);
-    device_download(k.ctx, &scale, k.device.scale, sizeof scale);
-    expect_true(h, "2^126 at most", scale == (real)0x1p126);
     case_end(h);
 }
 

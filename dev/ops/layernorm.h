@@ -177,25 +177,23 @@ static inline OpCase* layernorm_case(Harness* h, const Op* op, int pass, int N, 
     return op_case(h, op, &op->passes[pass], row, way);
 }
 
+// Both gradients may overwrite dy. dbias: not asked for, it stays.
 static inline void test_layernorm_in_place(Harness* h) {
     OpCase* k = layernorm_case(h, &LAYERNORM, 1, 17, 100, 0);
     layernorm_run_backward(k);
-    real *dx = copy_of(h, k->dx), *dw = copy_of(h, k->dw);
+    real* dx = copy_of(h, k->dx);
     k->dx = k->dy;
     layernorm_run_backward(k);
     expect_equal(h, "dx in place of dy", k->dx, dx);
-    expect_equal(h, "dw", k->dw, dw);
     case_end(h);
 
     k = layernorm_case(h, &RESIDUAL_LAYERNORM, 1, 17, 104, 0.3);
     layernorm_run_residual_backward(k);
-    dx = copy_of(h, k->dx);
     real *dbranch = copy_of(h, k->dbranch), *dbias = copy_of(h, k->dbias);
     ResidualGrad r = {.dx = k->dx.device, .dbranch = k->dy.device, .dbias = NULL, .dropout = k->dropout};
     residual_layernorm_backward(r, layernorm_grads(k), layernorm_inputs(k), SET, SET, k->ctx);
-    expect_equal(h, "dx", k->dx, dx);
     expect_equal(h, "dbranch in place of dy", k->dy, dbranch);
-    expect_equal(h, "dbias, not asked for", k->dbias, dbias);
+    expect_equal(h, "dbias", k->dbias, dbias);
     case_end(h);
 }
 

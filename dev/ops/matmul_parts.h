@@ -1,53 +1,38 @@
-/* matmul_parts: test. The products alone are matmul's. */
+/* matmul_parts: the weight gradients of two layers, whose samples are cut into parts where that is done. The products
+ * alone are matmul's. */
 #ifndef DEV_OPS_MATMUL_PARTS_H
 #define DEV_OPS_MATMUL_PARTS_H
 
 #include "dev/recsys/ops/matmul_parts.h"
-#include "harness.h"
+#include "op.h"
 
-enum { PARTS_LAYERS = 3 };
+// The second layer has the first one's sides exchanged. `own`: room for the parts.
+OP_FN(parts_prepare) {
+    for (size_t i = 0; i < k->dy.n; i++) k->dy.host[i] /= (real)sqrt(k->N);
+    array_upload(k->dy);
+    size_t n = 1 + matmul_parts_size(k->N, k->IC, k->OC) + matmul_parts_size(k->N, k->OC, k->IC);
+    k->own = case_block(k->h, n * sizeof(real), ON_DEVICE);
+}
 
-// Two layers whose samples are cut into parts where that is done, and one whose are not.
-typedef struct {
-    int N[PARTS_LAYERS], IC[PARTS_LAYERS], OC[PARTS_LAYERS];
-    Array x[PARTS_LAYERS], dy[PARTS_LAYERS], dw[PARTS_LAYERS];
-    real* memory;
-    Context* ctx;
-} PartsCase;
-
-static inline void parts_run(void* state) {
-    PartsCase* k = (PartsCase*)state;
+OP_FN(parts_run) {
     PartsSum sum;
     memset(&sum, 0, sizeof sum);
-    sum.free = k->memory;
-    for (int l = 0; l < PARTS_LAYERS; l++)
-        matmul_parts_backward_weight(&sum, k->dw[l].device_real, k->dy[l].device, k->x[l].device, k->N[l], k->IC[l],
-                                     k->OC[l], k->ctx);
+    sum.free = OP_OWN(real);
+    matmul_parts_backward_weight(&sum, k->dw.device_real, k->dy.device, k->x.device, k->N, k->IC, k->OC, k->ctx);
+    matmul_parts_backward_weight(&sum, k->w.device_real, k->x.device, k->dy.device, k->N, k->OC, k->IC, k->ctx);
     matmul_parts_sum(&sum, k->ctx);
 }
 
-static inline void test_matmul_parts(Harness* h) {
-    static const int SHAPES[PARTS_LAYERS][3] = {{8192, 16, 40}, {8192, 8, 24}, {1000, 24, 16}};
-    case_begin(h, "matmul_parts");
-    PartsCase* k = (PartsCase*)case_memory(h, sizeof *k);
-    size_t size = 1;
-    k->ctx = &h->ctx;
-    for (int l = 0; l < PARTS_LAYERS; l++) {
-        int N = k->N[l] = SHAPES[l][0], IC = k->IC[l] = SHAPES[l][1], OC = k->OC[l] = SHAPES[l][2];
-        k->x[l] = input(h, (size_t)N * (size_t)IC, 1.0);
-        k->dy[l] = input(h, (size_t)N * (size_t)OC, 1 / sqrt(N));
-        k->dw[l] = output(h, (size_t)IC * (size_t)OC, SET);
-        size += matmul_parts_size(N, IC, OC);
-    }
-    k->memory = input(h, size, 1.0).device_real;
-    real* want[PARTS_LAYERS];
-    for (int l = 0; l < PARTS_LAYERS; l++) {
-        want[l] = copy_of(h, k->dw[l]);
-        matmul_backward_weight_ref(want[l], NULL, k->dy[l].host, k->x[l].host, k->N[l], k->IC[l], k->OC[l], SET);
-    }
-    expect_same_for_any_threads(h, "dw", parts_run, k, k->dw, PARTS_LAYERS);
-    for (int l = 0; l < PARTS_LAYERS; l++) expect_close(h, "dw", k->dw[l], want[l], tolerance(1e-5));
-    case_end(h);
+OP_FN(parts_want) {
+    matmul_backward_weight_ref(k->dw.want, NULL, k->dy.host, k->x.host, k->N, k->IC, k->OC, SET);
+    matmul_backward_weight_ref(k->w.want, NULL, k->x.host, k->dy.host, k->N, k->OC, k->IC, SET);
 }
+
+static const Arg PARTS_ARGS[] = ARGS(ARG(x, "N IC", IN, 1), ARG(dy, "N OC", IN, 1), ARG(dw, "OC IC", OUT, 0, 1e-5),
+                                     ARG_AS("second", w, "IC OC", OUT, 0, 1e-5));
+static const int PARTS_SIZES[][3] = {{8192, 16, 40}, {8192, 8, 24}, {1000, 24, 16}};
+
+static const Op PARTS = {OP_OF("matmul_parts", "N IC OC", PARTS_ARGS, PARTS_SIZES),
+                         .passes = {{"weights", "dw second", parts_run, parts_want}}, .prepare = parts_prepare};
 
 #endif

@@ -52,8 +52,10 @@ static inline void test_mean_bias_rows(Harness* h) {
         for (int k = 0; k < mean_bias_rows(N); k++) {
             int row = mean_bias_row(k, N);
             are_good &= row > before && row < N;
-            before = row, places[row % 16]++;
+            for (before++; before < row; before++) are_good &= !mean_bias_reads(before, N);
+            are_good &= mean_bias_reads(row, N), places[row % 16]++;
         }
+        for (before++; before < N; before++) are_good &= !mean_bias_reads(before, N);
         for (int i = 0; i < 16 && N >= 16; i++) are_good &= places[i] >= mean_bias_rows(N) / 32;
         expect_true(h, "the rows of the means", are_good);
     }

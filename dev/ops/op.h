@@ -7,8 +7,9 @@
  *     static const Op TANH = {OP_OF("tanh", "n", TANH_ARGS, TANH_ROWS),
  *                             .passes = {{"forward", "y", OP_PAIR(tanh, forward)}, ...}, ...};
  *
- * From that the harness makes each case: random inputs; outputs that hold NaN where they are SET, numbers where they are
- * added to; canaries; each pass in each mode for any number of threads against its reference; finite differences; times.
+ * From that the harness makes each case: random inputs; outputs that hold NaN where they are SET, numbers where they
+ * are added to; canaries; each pass in each mode for any number of threads against its reference; finite differences;
+ * times.
  * A launcher reads and writes `device` or `device_real` of an array. A reference reads `host` and writes `want`. */
 #ifndef DEV_OPS_OP_H
 #define DEV_OPS_OP_H
@@ -54,13 +55,23 @@ typedef struct {
     SizeRows gpu_bench, cpu_bench;
     Pass passes[6];
     void (*prepare)(void* k);                  // makes what is no argument: indices, targets, dropout; NULL: nothing
-    const char* kinds[3];                      // each pass runs as each; none: one kind
+    const char* kinds[4];                      // each pass runs as each; none: one kind
     double rates[2];                           // and with each of these dropout rates, up to the last that is not 0
     int (*takes)(const Harness* h, int* row);  // whether this build runs a row of sizes, which it may change; NULL: all
     const int* grad;                           // a row for finite differences; NULL: none
     double grad_tol;                           // 0: 1e-8
     const char* loss;  // the output that is the loss; NULL: the sum of each output times its gradient, an input
 } Op;
+
+// An output of bytes, which prepare() makes: any number of threads must write the reference's.
+typedef struct {
+    const char* name;
+    uint8_t *device, *start, *want;             // start: what it holds before
+    size_t n;                                   // 0: the case has none
+    int (*same)(const void* a, const void* b);  // NULL: every byte is compared
+} Bytes;
+
+enum { BYTES_FILL = 0xa5 };
 
 // How a case runs, besides its sizes.
 typedef struct {
@@ -77,15 +88,18 @@ typedef struct {
     Harness* h;
     Context* ctx;
     const Op* op;
+    const Pass* pass;
     Mode mode, other_mode;
     int kind;
     double p;
     int is_bench, is_grad;
     int n, N, M, C, V, Vp, S, T, IC, OC, NH, HS, B, E, tables, types, padding, tokens;
     Array x, y, w, b, r, sum, mean, rstd, pre, before, dx, dy, dw, db, dbias, dbranch, dbefore;
-    Array logits, each, loss, loss_scale, correct, labels, means, average, params, master, kept, qkv, out;
-    Array word, position, type, dword, dposition, dtype, bottom, table, dout, dbottom, dvectors, bias;
+    Array logits, each, loss, loss_scale, correct, labels, means, average, params, master, kept, qkv, out, lse, dout,
+        dqkv, m, v, g;
+    Array word, position, type, dword, dposition, dtype, bottom, table, dbottom, dvectors, bias;
     int *targets, *index, *token_of, *type_of;
+    Bytes bytes[3];
     Sequences sequences;
     Dropout dropout;
     void* own;  // of one op alone
@@ -171,7 +185,7 @@ static inline void op_set_sizes(OpCase* z, const Op* op, const int* row) {
 
 // Begin a case: its name, its arguments, and what the pass reads of an earlier one.
 static inline OpCase* op_case(Harness* h, const Op* op, const Pass* pass, const int* row, OpWay way) {
-    OpCase z = {h, &h->ctx, op, way.mode, way.other_mode, way.kind, way.p, way.is_bench};
+    OpCase z = {h, &h->ctx, op, pass, way.mode, way.other_mode, way.kind, way.p, way.is_bench};
     Text title = {NULL, 0, 0};
     const char *sizes = op->sizes, *name;
     op_set_sizes(&z, op, row);
@@ -203,9 +217,48 @@ static inline int* op_ints(const OpCase* z, int* ints, int n) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
+// Outputs of bytes
+
+// `start`: NULL: BYTES_FILL everywhere.
+static inline Bytes bytes_output(Harness* h, const char* name, size_t n, const void* start) {
+    Bytes b = {name, (uint8_t*)case_block(h, n, ON_DEVICE), (uint8_t*)case_memory(h, n), (uint8_t*)case_memory(h, n), n,
+               NULL};
+    if (start) memcpy(b.start, start, n);
+    else memset(b.start, BYTES_FILL, n);
+    return b;
+}
+
+static inline void op_restore_bytes(const OpCase* k) {
+    for (size_t i = 0; i < COUNT_OF(k->bytes); i++) {
+        const Bytes* b = &k->bytes[i];
+        if (b->n) device_upload(k->ctx, b->device, b->start, b->n);
+    }
+    device_synchronize(k->ctx);
+}
+
+static inline void op_expect_bytes(const OpCase* k) {
+    for (size_t i = 0; i < COUNT_OF(k->bytes); i++) {
+        const Bytes* b = &k->bytes[i];
+        uint8_t* got = (uint8_t*)case_memory(k->h, b->n);
+        if (!b->n) continue;
+        device_download(k->ctx, got, b->device, b->n);
+        expect_true(k->h, b->name, b->same ? b->same(got, b->want) : memcmp(got, b->want, b->n) == 0);
+    }
+}
+
+static inline void op_run(void* state) {
+    OpCase* k = (OpCase*)state;
+    op_restore_bytes(k);
+    k->pass->run(k);
+    op_expect_bytes(k);
+}
+
+// ---------------------------------------------------------------------------------------------------------
 // Test
 
 static inline void op_reference(Harness* h, OpCase* k, const Op* op, const Pass* pass) {
+    for (size_t i = 0; i < COUNT_OF(k->bytes); i++)
+        if (k->bytes[i].n) memcpy(k->bytes[i].want, k->bytes[i].start, k->bytes[i].n);
     for (const Arg* arg = op->args; arg->name; arg++)
         if (op_has(pass->writes, arg->name)) op_array(k, arg)->want = copy_of(h, *op_array(k, arg));
     pass->ref(k);
@@ -241,7 +294,7 @@ static inline void op_check(Harness* h, OpCase* k, const Op* op, const Pass* pas
     for (const Arg* arg = op->args; arg->name; arg++)
         if (op_has(pass->writes, arg->name)) written[count++] = *op_array(k, arg), has_sums |= arg->is_sum;
     if (has_sums) op_magnitudes(h, k, op, pass);
-    expect_same_for_any_threads(h, pass->name, pass->run, k, written, count);
+    expect_same_for_any_threads(h, pass->name, op_run, k, written, count);
     for (int i = 0; i < count; i++) array_download(written[i]);
     if (pass->after) pass->after(k);
     for (const Arg* arg = op->args; arg->name; arg++) {
@@ -255,7 +308,11 @@ static inline void op_check(Harness* h, OpCase* k, const Op* op, const Pass* pas
     }
 }
 
-static inline int op_kinds(const Op* op, const Pass* pass) { return pass->kinds ? pass->kinds : op->kinds[1] ? 2 : 1; }
+static inline int op_kinds(const Op* op, const Pass* pass) {
+    int count = 1;
+    while (op->kinds[count]) count++;
+    return pass->kinds ? pass->kinds : count;
+}
 static inline int op_rates(const Op* op) { return op->rates[1] > 0 ? 2 : 1; }
 static inline int op_row_length(const Op* op) {
     int count = 0;

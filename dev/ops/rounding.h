@@ -22,19 +22,6 @@ static inline double narrow_value(const NarrowType* type, uint16_t bits) {
     return bits & 0x8000 ? -size : size;
 }
 
-// The distance between the numbers of the type around x.
-static inline double narrow_gap(const NarrowType* type, double x) {
-    int exponent;
-    frexp(x, &exponent);
-    return ldexp(1, max_int(exponent - 1, type->least) - (type->precision - 1));
-}
-
-// The largest number of the type that is no further from zero than x.
-static inline double narrow_toward_zero(const NarrowType* type, double x) {
-    double gap = narrow_gap(type, x);
-    return trunc(x / gap) * gap;
-}
-
 static inline void test_rounding(Harness* h) {
     static const float VALUES[] = {1.0f,   1.001f, -3.14159f, 1.9999f,  1e-3f,     6.2e-5f, 6.1e-5f, -2.3e-7f, 1e-7f,
                                    -3e-8f, 1e-9f,  1234.567f, 65000.3f, -65504.0f, 0.0f,    -0.0f,   1e-39f,   1e30f};
@@ -46,8 +33,11 @@ static inline void test_rounding(Harness* h) {
             float x = VALUES[k];
             if (fabs((double)x) >= ldexp(1, type->largest + 1)) continue;
             char what[64];
-            double low = narrow_toward_zero(type, x), gap = narrow_gap(type, x), high = low, mean = 0;
-            int neighbours = 1, differ = 0;
+            int neighbours = 1, differ = 0, exponent;
+            frexp(x, &exponent);
+            // The distance between the numbers of the type around x, and the one that is no further from zero.
+            double gap = ldexp(1, max_int(exponent - 1, type->least) - (type->precision - 1));
+            double low = trunc(x / gap) * gap, high = low, mean = 0;
             uint16_t first = type->round(x, 0);
             if (low != (double)x) high += x < 0 ? -gap : gap;
             for (int d = 0; d < DRAWS; d++) {

@@ -43,18 +43,4 @@ static const Op SPAN = {OP_OF("span", "N S Vp", SPAN_ARGS, SPAN_ROWS),
                         .grad = SPAN_GRAD,
                         .loss = "sum"};
 
-// One sequence, by hand: equal logits, so log 2 and log 2; the last position is not a target.
-static inline void test_span_by_hand(Harness* h) {
-    static const int ROW[] = {2, 1, 2};
-    OpCase* k = op_case(h, &SPAN, &SPAN.passes[1], ROW, OP_PLAIN);
-    k->targets[0] = 1, k->targets[1] = 2;
-    memset(k->logits.host, 0, 4 * sizeof(real));
-    array_begin(k->logits);
-    const real want[] = {(real)log(2.0), 0}, gradient[] = {8, 0, -8, 0};
-    span_run_backward(k);
-    expect_close(h, "losses", k->each, want, tolerance(1e-6));
-    expect_close(h, "dlogits", k->logits, gradient, tolerance(1e-6));
-    case_end(h);
-}
-
 #endif

@@ -15,7 +15,7 @@ OP_FN(target_rounding_prepare) {
     uint8_t* bytes = (uint8_t*)pinned_memory(k->h, logits);
     real* inverse = (real*)pinned_memory(k->h, sizeof *inverse);
     int* targets = int_array(k->h, (size_t)N);
-    memset(bytes, QUANTIZE_FILL, logits);
+    memset(bytes, BYTES_FILL, logits);
     for (int n = 0; n < N; n++) {
         k->each.host[n] = (real)fabs((double)k->each.host[n]);
         targets[n] = n % 5 == 3 ? -1 : random_below(k->h, Vp);
