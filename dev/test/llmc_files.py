@@ -105,10 +105,14 @@ def check_refusals():
 
 put_shard(W + "/low.bin", [i * i % 97 for i in range(400)])
 shutil.copytree(ROOT + "/dev/reference/golden_gpt2_tied", W + "/golden")
+edit(W + "/golden", "set", "transformer.ln_f.bias", "0", "1.00390625")  # between two numbers of 8 bits
 flags = f"-e L=3,C=24,NH=2,T=16 -x 20 -l 1e-2 -v 0 -s 0 -n 0 -i {CORPUS}/train.bin -o {W}/trained"
 verdict("a model to export", failure(run(TRAIN, *flags.split())))
 check_model("golden")
 check_model("trained")
+edit(W + "/trained-3", "int", "gpt2_tokenizer.bin", "12", "1")
+masked = same_words(f"--evaluate 1 -i {W}/low.bin -j {W}/low.bin -t 8 --doc-mask 1", "trained", "trained-3/model.bin")
+verdict("the end of text is the token that the list names", "" if masked else "it is the last token")
 verdict("going on from a checkpoint of llm.c", failure(run(TRAIN, *f"-y 1 --override 1 -x 2 -o {W}/back".split())))
 verdict("... whose tokens go along", "" if read(W + "/back/gpt2_tokenizer.bin", "rb") else "there are none")
 if all(os.path.isdir(f"{DATA}/{name}") for name in ("weights-tiny-gpt2", "gpt2-bpe")):
