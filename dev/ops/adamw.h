@@ -10,8 +10,8 @@
 // The type of floatX.
 static inline const NarrowType* narrow_type(void) { return &CAST_BF16_TYPES[strcmp(FLOATX_NAME, "F16") == 0]; }
 
-// Where floatX is narrow the parameters have a master copy in full precision; elsewhere it is not used. A case of kind 1
-// has none: its parameters are rounded at random.
+// Where floatX is narrow the parameters have a master copy in full precision; elsewhere it is not used. Without one
+// (kind 1) parameters are rounded at random.
 enum { OPTIMIZER_HAS_MASTER = sizeof(floatX) < sizeof(real), OPTIMIZER_KINDS = OPTIMIZER_HAS_MASTER ? 2 : 1 };
 
 // Decay, trust, rate. A cut after 128 elements leaves one element of the first tensor for the next rank. The next two
@@ -112,8 +112,8 @@ static inline size_t optimizer_touched(const Optimizer* o, Array a) {
     return touched;
 }
 
-// Whether parameters without a master copy are rounded by the bits of (key, element). A sum in another order may fall on
-// the other side of the random bits, once in about a thousand.
+// Whether parameters without a master copy are rounded by the bits of (key, element). A sum in another order may fall
+// on the other side of the random bits, once in about a thousand.
 static inline void optimizer_expect_keyed(OpCase* k, const real* want) {
     const Optimizer* o = OP_OWN(Optimizer);
     size_t as_keyed = 0, elements = 0;

@@ -13,8 +13,8 @@ typedef struct {
     AdamWStep* step;
 } RowsOwn;
 
-// N lookups of V rows of C elements; of gradients, rows are S apart. Most rows are rare, some have many lookups, and some
-// have none.
+// N lookups of V rows of C elements; of gradients, rows are S apart. Most rows are rare, some have many lookups, and
+// some have none.
 OP_FN(rows_prepare) {
     RowsOwn* o = (RowsOwn*)(k->own = case_memory(k->h, sizeof *o));
     int N = k->N, rows = k->V;

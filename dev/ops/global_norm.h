@@ -67,7 +67,7 @@ static inline void global_norm_set(OpCase* k, LossScale state) {
     device_upload(k->ctx, OP_OWN(AfterNorm)->loss_scale, &state, sizeof state);
 }
 
-// What after_norm() leaves, against the formulas in double. The scale moves, but this step's gradients carry the old one.
+// What after_norm() leaves, by formulas in double. The scale moves, but this step's gradients carry the old one.
 static inline void test_after_norm(Harness* h) {
     static const struct {
         double g, scale, max_norm;

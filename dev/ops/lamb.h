@@ -5,8 +5,8 @@
 #include "adamw.h"
 #include "llmc/lamb/lamb.h"
 
-// S: 0: the tensors of adamw's cases; 1: one of more blocks than a block has threads; 2: more tensors than a context has
-// counters for.
+// S: 0: the tensors of adamw's cases; 1: one of more blocks than a block has threads; 2: more tensors than a context
+// has counters for.
 enum { LAMB_LARGE = 4915584, LAMB_MANY = 9001 };
 static inline const ParamSpan* lamb_spans(OpCase* k, int* count) {
     static const ParamSpan LARGE[] = {{0, 40, 1, 1}, {128, 300 * LAMB_BLOCK + 3, 1, 1}, {4915456, 33, 0, 0}};

@@ -4,12 +4,7 @@
 
 #include "matmul.h"
 
-typedef struct {
-    const char* model;
-    int N, IC, OC;
-    int gelu;  // GELU goes with it: 1 after it, forward; -1 before it, in the backward pass
-} MatmulBench;
-
+// gelu: GELU goes with the product: 1: after it, forward; -1: before it, in the backward pass.
 static void bench_matmul_all(Harness* h, OpCase* k, int gelu, int has_bias, const char* how) {
     k->kind = has_bias;
     bench(h, how, matmul_run_forward, k);
@@ -73,50 +68,53 @@ static void bench_ceilings(Harness* h) {
 
 #endif
 
+static void bench_matmul_product(Harness* h, int N, int IC, int OC, int gelu, int has_bias) {
+    OpCase k;
+    case_begin(h, "matmul bench");
+    memset(&k, 0, sizeof k);
+    k.N = N, k.IC = IC, k.OC = OC, k.ctx = &h->ctx;
+    Array noise = input(h, HAS_DEVICE_MEMORY ? 1 << 20 : 1009, 1.0);
+    for (const Arg* arg = gelu ? MATMUL_GELU_ARGS : MATMUL_ARGS; arg->name; arg++)
+        op_array(&k, arg)->n = op_elements(&k, arg->shape);
+    k.y.n = k.dy.n = (size_t)N * (size_t)OC, k.dx.n = k.x.n, k.dw.n = k.w.n, k.db.n = k.b.n;
+    Array* all[] = {&k.x, &k.w, &k.b, &k.y, &k.pre, &k.dx, &k.dy, &k.before, &k.dbefore};
+    for (size_t a = 0; a < COUNT_OF(all); a++)
+        if (all[a]->n) all[a]->device = (floatX*)bench_memory(h, all[a]->n, sizeof(floatX), noise);
+    Array* full[] = {&k.dw, &k.db, &k.dbias};
+    for (size_t a = 0; a < COUNT_OF(full); a++)
+        if (full[a]->n) full[a]->device_real = (real*)bench_memory(h, full[a]->n, sizeof(real), noise);
+#ifdef __CUDACC__
+    bench_matmul_ways(h, &k, gelu, has_bias);
+#else
+    bench_matmul_all(h, &k, gelu, has_bias, "");
+#endif
+    case_free(h);
+}
+
+// The products of a block, and of the head, which GPT-2 has without a bias.
 static void bench_matmul(Harness* h) {
-    // clang-format off
+    static const struct {
+        const char* model;
+        int N, C, head_N, head;
+    } MODELS[] = {
 #ifdef __CUDACC__
-    static const MatmulBench rows[] = {
-        {"124M", 65536, 768, 2304, 0},  {"124M", 65536, 768, 768, 0},    {"124M", 65536, 768, 3072, 1},
-        {"124M", 65536, 3072, 768, -1}, {"124M", 65536, 768, 50304, 0},
-        {"1558M", 16384, 1600, 4800, 0},  {"1558M", 16384, 1600, 1600, 0}, {"1558M", 16384, 1600, 6400, 1},
-        {"1558M", 16384, 6400, 1600, -1}, {"1558M", 16384, 1600, 50304, 0},
-        {"large", 32768, 1024, 3072, 0},  {"large", 32768, 1024, 1024, 0}, {"large", 32768, 1024, 4096, 1},
-        {"large", 32768, 4096, 1024, -1}, {"large", 5120, 1024, 30592, 0},  // the decoder of masked positions
-    };
+        {"124M", 65536, 768, 65536, 50304},
+        {"1558M", 16384, 1600, 16384, 50304},
+        {"large", 32768, 1024, 5120, 30592},  // of BERT's masked positions
 #else
-    static const MatmulBench rows[] = {
-        {"124M", 256, 768, 2304, 0},  {"124M", 256, 768, 768, 0},    {"124M", 256, 768, 3072, 1},
-        {"124M", 256, 3072, 768, -1}, {"124M", 256, 768, 50304, 0},
-        {"small", 1024, 128, 384, 0},  {"small", 1024, 128, 128, 0},   {"small", 1024, 128, 512, 1},
-        {"small", 1024, 512, 128, -1}, {"small", 1024, 128, 50304, 0}, {"sample", 1, 768, 50304, 0},
-        {"large", 128, 1024, 30592, 0},
+        {"124M", 256, 768, 256, 50304},
+        {"small", 1024, 128, 1, 50304},  // one token of a sample
+        {"large", 128, 1024, 128, 30592},
+#endif
     };
-#endif
-    // clang-format on
-    for (size_t i = 0; i < COUNT_OF(rows); i++) {
-        OpCase k;
-        int has_bias = rows[i].OC != 50304;  // a head has none
-        printf("%s\n", rows[i].model);
-        case_begin(h, "matmul bench");
-        memset(&k, 0, sizeof k);
-        k.N = rows[i].N, k.IC = rows[i].IC, k.OC = rows[i].OC, k.ctx = &h->ctx;
-        Array noise = input(h, HAS_DEVICE_MEMORY ? 1 << 20 : 1009, 1.0);
-        for (const Arg* arg = rows[i].gelu ? MATMUL_GELU_ARGS : MATMUL_ARGS; arg->name; arg++)
-            op_array(&k, arg)->n = op_elements(&k, arg->shape);
-        k.y.n = k.dy.n = (size_t)k.N * (size_t)k.OC, k.dx.n = k.x.n, k.dw.n = k.w.n, k.db.n = k.b.n;
-        Array* all[] = {&k.x, &k.w, &k.b, &k.y, &k.pre, &k.dx, &k.dy, &k.before, &k.dbefore};
-        for (size_t a = 0; a < COUNT_OF(all); a++)
-            if (all[a]->n) all[a]->device = (floatX*)bench_memory(h, all[a]->n, sizeof(floatX), noise);
-        Array* full[] = {&k.dw, &k.db, &k.dbias};
-        for (size_t a = 0; a < COUNT_OF(full); a++)
-            if (full[a]->n) full[a]->device_real = (real*)bench_memory(h, full[a]->n, sizeof(real), noise);
-#ifdef __CUDACC__
-        bench_matmul_ways(h, &k, rows[i].gelu, has_bias);
-#else
-        bench_matmul_all(h, &k, rows[i].gelu, has_bias, "");
-#endif
-        case_free(h);
+    for (size_t i = 0; i < COUNT_OF(MODELS); i++) {
+        int N = MODELS[i].N, C = MODELS[i].C, head = MODELS[i].head;
+        printf("%s\n", MODELS[i].model);
+        bench_matmul_product(h, N, C, 3 * C, 0, 1);
+        bench_matmul_product(h, N, C, C, 0, 1);
+        bench_matmul_product(h, N, C, 4 * C, 1, 1);
+        bench_matmul_product(h, N, 4 * C, C, -1, 1);
+        bench_matmul_product(h, MODELS[i].head_N, C, head, 0, head != 50304);
     }
 }
 

@@ -7,8 +7,9 @@
  *     static const Op TANH = {OP_OF("tanh", "n", TANH_ARGS, TANH_ROWS),
  *                             .passes = {{"forward", "y", OP_PAIR(tanh, forward)}, ...}, ...};
  *
- * From that the harness makes each case: random inputs; outputs that hold NaN where they are SET, numbers where they are
- * added to; canaries; each pass in each mode for any number of threads against its reference; finite differences; times.
+ * From that the harness makes each case: random inputs; outputs that hold NaN where they are SET, numbers where they
+ * are added to; canaries; each pass in each mode for any number of threads against its reference; finite differences;
+ * times.
  * A launcher reads and writes `device` or `device_real` of an array. A reference reads `host` and writes `want`. */
 #ifndef DEV_OPS_OP_H
 #define DEV_OPS_OP_H
