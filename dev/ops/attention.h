@@ -72,8 +72,8 @@ static inline OpCase attention_alone(const OpCase* k, int b) {
 // delta is made from a rounded out. An output is a sum of P[k] V[k], where the P sum to 1 (dropout: to its scale) and
 // an element of V is within 4 of its standard deviations. Tensor cores truncate what falls below the largest term's
 // last bit instead of rounding it, which shows in lse. With inputs of size 1 a score is correct to a few 1e-7; one of
-// 300, where the softmax is nearly one-hot, to 3e-5. A gradient adds about as many numbers near 1 as there are queries, and
-// is a product of two operands of the inputs' scale.
+// 300, where the softmax is nearly one-hot, to 3e-5. A gradient adds about as many numbers near 1 as there are queries,
+// and is a product of two operands of the inputs' scale.
 static inline void attention_slack(OpCase* k) {
     double rounding = sizeof(floatX) == sizeof(real) ? 0 : 4 * array_rounding(k->out) * k->E * (double)k->dropout.scale;
     double tol = tolerance(k->E > 1 ? 3e-4 : 3e-6);

@@ -109,7 +109,7 @@ static inline void test_next_sentence_ties(Harness* h, int has_nan) {
     enum { S = 6 };
     static const int ROW[] = {S, 2};
     const real pre[2 * S] = {0, 0, /**/ 0, 0, /**/ 1, 0, /**/ 0, 1, /**/ 2, 1, /**/ 2, has_nan ? (real)NAN : 1};
-    const int labels[S] = {0, 1, 0, 1, -7, has_nan ? 0 : -1};
+    const int labels[S] = {0, 0, 0, 1, -7, has_nan ? 0 : -1};
     OpCase* k = op_case(h, &NEXT_SENTENCE, &NEXT_SENTENCE.passes[1], ROW, OP_PLAIN);
     memcpy(k->pre.host, pre, sizeof pre), memcpy(k->targets, labels, sizeof labels);
     k->w.host[0] = k->w.host[3] = 1, k->w.host[1] = k->w.host[2] = k->b.host[0] = k->b.host[1] = 0;
@@ -120,7 +120,7 @@ static inline void test_next_sentence_ties(Harness* h, int has_nan) {
         expect_true(h, "loss is NaN", isnan(k->loss.host[0]));
     } else {
         op_check(h, k, &NEXT_SENTENCE, &NEXT_SENTENCE.passes[1]);
-        expect_within(h, "correct", (double)*k->correct.host, 3, 0);
+        expect_within(h, "correct", (double)*k->correct.host, 4, 0);
     }
     case_end(h);
 }
