@@ -16,19 +16,28 @@ static inline void __threadfence(void) {}
 // ---------------------------------------------------------------------------------------------------------
 // Functions of a warp
 
-static inline void emulated_shuffle(EmulatedCall* calls, unsigned mask) {
-    for (int i = 0; i < 32; i++) {
-        if (!(mask >> i & 1)) continue;
-        if (!(mask >> calls[i].source & 1)) emulated_fault("a shuffle reads a lane that does not take part");
-        memcpy(calls[i].out, calls[calls[i].source].in, (size_t)calls[i].bytes);
-    }
+template <typename T> struct EmulatedLanes { T x[32]; };
+
+template <typename T> static inline void emulated_gather(EmulatedCall* calls, unsigned mask) {
+    EmulatedLanes<T> all;
+    for (int i = 0; i < 32; i++)
+        if (mask >> i & 1) all.x[i] = *(const T*)calls[i].in;
+    for (int i = 0; i < 32; i++)
+        if (mask >> i & 1) *(EmulatedLanes<T>*)calls[i].out = all;
+}
+
+// What the lanes of the mask have, as each of them gets it.
+template <typename T> static inline EmulatedLanes<T> emulated_lanes(unsigned mask, T x) {
+    EmulatedLanes<T> all;
+    EmulatedCall call = {emulated_gather<T>, mask, &x, &all, 0, NULL};
+    emulated_warp_call(call);
+    return all;
 }
 
 template <typename T> static inline T emulated_shuffle_from(unsigned mask, T x, int source) {
-    T result;
-    EmulatedCall call = {emulated_shuffle, mask, &x, &result, source, (int)sizeof x, {NULL, NULL, NULL}};
-    emulated_warp_call(call);
-    return result;
+    EmulatedLanes<T> all = emulated_lanes(mask, x);
+    if (!(mask >> source & 1)) emulated_fault("a shuffle reads a lane that does not take part");
+    return all.x[source];
 }
 
 static inline int emulated_lane(void) { return emulated.now->current % 32; }
@@ -52,67 +61,36 @@ template <typename T> static inline T __shfl_down_sync(unsigned mask, T x, unsig
     return emulated_shuffle_from(mask, x, me % width + (int)lanes >= width ? me : me + (int)lanes);
 }
 
-static inline void emulated_nothing(EmulatedCall*, unsigned) {}
-
-static inline void __syncwarp(unsigned mask = 0xffffffffu) {
-    EmulatedCall call = {emulated_nothing, mask, NULL, NULL, 0, 0, {NULL, NULL, NULL}};
-    emulated_warp_call(call);
-}
-
-// What all lanes of the mask get from the numbers of all.
-template <typename T> static inline T emulated_reduce(void (*work)(EmulatedCall*, unsigned), unsigned mask, T x) {
-    T result = 0;
-    EmulatedCall call = {work, mask, &x, &result, 0, (int)sizeof x, {NULL, NULL, NULL}};
-    emulated_warp_call(call);
-    return result;
-}
-
-template <typename T, typename Combine>
-static inline void emulated_reduce_lanes(EmulatedCall* calls, unsigned mask, Combine combine) {
-    T total = *(const T*)calls[__builtin_ctz(mask)].in;
-    for (int i = __builtin_ctz(mask) + 1; i < 32; i++)
-        if (mask >> i & 1) total = combine(total, *(const T*)calls[i].in);
-    for (int i = 0; i < 32; i++)
-        if (mask >> i & 1) *(T*)calls[i].out = total;
-}
+static inline void __syncwarp(unsigned mask = 0xffffffffu) { emulated_lanes(mask, 0); }
 
 template <typename T> static inline T __reduce_add_sync(unsigned mask, T x) {
-    return emulated_reduce<T>(
-        [](EmulatedCall* calls, unsigned m) { emulated_reduce_lanes<T>(calls, m, [](T a, T b) { return a + b; }); },
-        mask, x);
+    EmulatedLanes<T> all = emulated_lanes(mask, x);
+    T sum = 0;
+    for (int i = 0; i < 32; i++) sum += mask >> i & 1 ? all.x[i] : 0;
+    return sum;
 }
 
 template <typename T> static inline T __reduce_max_sync(unsigned mask, T x) {
-    return emulated_reduce<T>(
-        [](EmulatedCall* calls, unsigned m) {
-            emulated_reduce_lanes<T>(calls, m, [](T a, T b) { return a > b ? a : b; });
-        },
-        mask, x);
-}
-
-static inline unsigned __ballot_sync(unsigned mask, int value) {
-    unsigned bit = value ? 1u << emulated_lane() : 0;
-    return emulated_reduce<unsigned>(
-        [](EmulatedCall* calls, unsigned m) {
-            emulated_reduce_lanes<unsigned>(calls, m, [](unsigned a, unsigned b) { return a | b; });
-        },
-        mask, bit);
-}
-
-template <typename T> static inline void emulated_match(EmulatedCall* calls, unsigned mask) {
-    for (int i = 0; i < 32; i++) {
-        unsigned same = 0;
-        for (int j = 0; mask >> i & 1 && j < 32; j++)
-            if (mask >> j & 1 && *(const T*)calls[i].in == *(const T*)calls[j].in) same |= 1u << j;
-        if (mask >> i & 1) *(unsigned*)calls[i].out = same;
-    }
+    EmulatedLanes<T> all = emulated_lanes(mask, x);
+    for (int i = 0; i < 32; i++)
+        if (mask >> i & 1 && all.x[i] > x) x = all.x[i];
+    return x;
 }
 
 template <typename T> static inline unsigned __match_any_sync(unsigned mask, T x) {
-    unsigned result;
-    EmulatedCall call = {emulated_match<T>, mask, &x, &result, 0, (int)sizeof x, {NULL, NULL, NULL}};
-    emulated_warp_call(call);
-    return result;
+    EmulatedLanes<T> all = emulated_lanes(mask, x);
+    unsigned same = 0;
+    for (int i = 0; i < 32; i++)
+        if (mask >> i & 1 && all.x[i] == x) same |= 1u << i;
+    return same;
+}
+
+static inline unsigned __ballot_sync(unsigned mask, int value) {
+    EmulatedLanes<int> all = emulated_lanes(mask, value);
+    unsigned bits = 0;
+    for (int i = 0; i < 32; i++)
+        if (mask >> i & 1 && all.x[i]) bits |= 1u << i;
+    return bits;
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -147,7 +125,6 @@ static inline unsigned atomicInc(unsigned* p, unsigned most) {
 
 template <typename T> static inline T __ldcs(const T* p) { return *p; }
 template <typename T> static inline T __ldcg(const T* p) { return *p; }
-template <typename T> static inline T __ldg(const T* p) { return *p; }
 template <typename T> static inline void __stcg(T* p, T x) { *p = x; }
 
 // Static data lies below 4 GiB in a program that is linked without PIE, so that its address is one of shared memory.

@@ -23,6 +23,11 @@ void kernel_trace_lead_kernel(uint64_t) {}  // keeps a GPU busy while launches a
 // ---------------------------------------------------------------------------------------------------------
 // mma.cuh
 
+static inline void emulated_warp_work(void (*work)(EmulatedCall*, unsigned), const void* in, void* out,
+                                      int is_turned = 0, const void* second = NULL) {
+    emulated_warp_call({work, 0xffffffffu, in, out, is_turned, second});
+}
+
 // Element i of a word of two.
 static inline float emulated_half(uint32_t word, int i) {
     uint16_t bits = (uint16_t)(word >> (16 * i));
@@ -38,11 +43,10 @@ static inline void emulated_left(float (&to)[16][16], const uint32_t* a, int lan
         for (int k = 0; k < 2; k++) to[g + 8 * (i % 2)][2 * t + 8 * (i / 2) + k] = emulated_half(a[i], k);
 }
 
-static inline void emulated_mma(EmulatedCall* calls, unsigned mask) {
+static inline void emulated_mma(EmulatedCall* calls, unsigned) {
     float a[16][16], b[16][8];
-    if (mask != 0xffffffffu) emulated_fault("mma without all lanes");
     for (int lane = 0; lane < 32; lane++) {
-        const uint32_t *words_a = (const uint32_t*)calls[lane].in, *words_b = (const uint32_t*)calls[lane].more[0];
+        const uint32_t *words_a = (const uint32_t*)calls[lane].in, *words_b = (const uint32_t*)calls[lane].second;
         emulated_left(a, words_a, lane);
         for (int i = 0; i < 4; i++)
             b[2 * (lane % 4) + i % 2 + 8 * (i / 2)][lane / 4] = emulated_half(words_b[i / 2], i % 2);
@@ -59,8 +63,7 @@ static inline void emulated_mma(EmulatedCall* calls, unsigned mask) {
 
 inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const uint32_t b[2] = {b0, b1};
-    EmulatedCall call = {emulated_mma, 0xffffffffu, a, c, 0, 0, {b, NULL, NULL}};
-    emulated_warp_call(call);
+    emulated_warp_work(emulated_mma, a, c, 0, b);
 }
 
 // The rows of the four matrices that the lanes' addresses name, as 16-bit elements.
@@ -69,8 +72,8 @@ static inline void emulated_ldmatrix(EmulatedCall* calls, unsigned) {
         for (int m = 0; m < 4; m++) {
             uint16_t pair[2];
             for (int i = 0; i < 2; i++) {
-                int row = calls[0].bytes ? 2 * (lane % 4) + i : lane / 4;
-                int column = calls[0].bytes ? lane / 4 : 2 * (lane % 4) + i;
+                int row = calls[0].is_turned ? 2 * (lane % 4) + i : lane / 4;
+                int column = calls[0].is_turned ? lane / 4 : 2 * (lane % 4) + i;
                 pair[i] = ((const uint16_t*)calls[8 * m + row].in)[column];
             }
             memcpy((uint32_t*)calls[lane].out + m, pair, sizeof pair);
@@ -86,18 +89,15 @@ static inline void emulated_stmatrix(EmulatedCall* calls, unsigned) {
 static inline void* emulated_address(uint32_t shared) { return (void*)(size_t)shared; }
 
 inline void ldmatrix_x4(uint32_t (&x)[4], uint32_t address) {
-    EmulatedCall call = {emulated_ldmatrix, 0xffffffffu, emulated_address(address), x, 0, 0, {NULL, NULL, NULL}};
-    emulated_warp_call(call);
+    emulated_warp_work(emulated_ldmatrix, emulated_address(address), x);
 }
 
 inline void ldmatrix_x4_trans(uint32_t (&x)[4], uint32_t address) {
-    EmulatedCall call = {emulated_ldmatrix, 0xffffffffu, emulated_address(address), x, 0, 1, {NULL, NULL, NULL}};
-    emulated_warp_call(call);
+    emulated_warp_work(emulated_ldmatrix, emulated_address(address), x, 1);
 }
 
 inline void stmatrix_x4(uint32_t address, const uint32_t (&x)[4]) {
-    EmulatedCall call = {emulated_stmatrix, 0xffffffffu, x, emulated_address(address), 0, 0, {NULL, NULL, NULL}};
-    emulated_warp_call(call);
+    emulated_warp_work(emulated_stmatrix, x, emulated_address(address));
 }
 
 static inline void emulated_copy(uint32_t shared, const void* global, int exists, size_t bytes) {
@@ -320,8 +320,7 @@ static inline void emulated_wgmma(EmulatedCall* calls, unsigned) {
 }
 
 static inline void emulated_product(float* c, EmulatedProduct p) {
-    EmulatedCall call = {emulated_wgmma, 0, &p, c, 0, 0, {NULL, NULL, NULL}};
-    emulated_group_call(call);
+    emulated_group_call({emulated_wgmma, 0, &p, c, 0, NULL});
 }
 
 template <Major A, Major B, int J> inline void wgmma_ss(float (&c)[J][4], uint32_t a, uint32_t b, int add) {

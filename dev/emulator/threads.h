@@ -40,9 +40,8 @@ typedef struct EmulatedCall {
     unsigned mask;
     const void* in;
     void* out;
-    int source;  // a shuffle's lane
-    int bytes;
-    const void* more[3];
+    int is_turned;       // ldmatrix with .trans
+    const void* second;  // the right operand of mma
 } EmulatedCall;
 
 typedef struct {

@@ -121,18 +121,15 @@ def attention_fault(page, tensors):
 def lens_fault(page, tensors):
     """The guesses after the last layer are those of the logits."""
     n, top = len(page["predicted"]), page["top"]
-    kinds = ("lens_id", "i"), ("lens_p", "f"), ("lens_target", "f")
-    ids, p, target = (numbers(page[key], kind) for key, kind in kinds)
-    if page["lens_layers"] != L + 1 or len(ids) != (L + 1) * n * top or len(target) != (L + 1) * n:
+    ids, p = numbers(page["lens_id"], "i"), numbers(page["lens_p"], "f")
+    if page["lens_layers"] != L + 1 or len(ids) != (L + 1) * n * top:
         return f"{len(ids)} guesses of {page['lens_layers']} layers"
     for i in range(n):
-        at, y = (L * n + i) * top, page["targets"][i]
+        guesses = slice((L * n + i) * top, (L * n + i + 1) * top)
         odds = [math.exp(x) for x in row(tensors["logits"], i)]
         best = sorted(range(len(odds)), key=lambda v: -odds[v])[:top]
-        shown, wanted = [*p[at : at + top], target[L * n + i]], [odds[v] / math.fsum(odds) for v in [*best, max(y, 0)]]
-        cut = top + (y >= 0)
-        why = difference(shown[:cut], wanted[:cut], 1e-5)
-        if why or list(ids[at : at + top]) != best:
+        why = difference(p[guesses], [odds[v] / math.fsum(odds) for v in best], 1e-5)
+        if why or list(ids[guesses]) != best:
             return f"row {i}: {why or 'other tokens'}"
     return ""
 
@@ -155,6 +152,11 @@ def check_common(name, shown):
     verdict(f"{name}: heat maps", "; ".join(f"{n}: {why}" for n, why in bad if why))
     verdict(f"{name}: attention maps", attention_fault(page, tensors))
     verdict(f"{name}: guesses after the last layer", lens_fault(page, tensors))
+    names = [r["name"] for r in page["residual"]]
+    norms = [x for r in page["residual"] for x in numbers(r["norms"], "f")]
+    wanted = [norm(row(tensors[n], t)) for n in names for t in range(page["T"])]
+    why = difference(norms, wanted) if len(names) == 2 * L + 1 else f"{names}"
+    verdict(f"{name}: norms of the residual stream", why)
     # The losses and grad.logits from the logits.
     losses, gradient, targets = [], [], page["targets"][: tensors["logits"][0][0]]
     labels = sum(y >= 0 for y in targets)
@@ -266,8 +268,7 @@ def check_bert(model):
     is_right = is_right and abs(other.data["next_loss"] - page["next_loss"]) > 1e-6
     verdict("--explain-next 1: the other label, the same scores", "" if is_right else "no")
     bare = explain("Anna takes the [MASK].", out="bare")
-    is_right = "[MASK=word]" in bare.data.get("why_no_loss", "") and bare.data["lens_layers"] == L + 1
-    is_right = is_right and "grad.logits" not in bare.tensors
+    is_right = "[MASK=word]" in bare.data.get("why_no_loss", "") and "grad.logits" not in bare.tensors
     verdict("a bare [MASK]: no backward pass, and the page says why", "" if is_right else "no")
     alone = explain("Anna takes the [MASK=ball].", "--nsp", "0", out="alone")
     is_right = "next_logits" not in alone.tensors and f"grad.h.{L - 1}.ln2" in alone.tensors

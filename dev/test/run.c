@@ -115,12 +115,6 @@ static void test_sampler(Tests* t) {
                       draw_sorted(logits, n, samplers[k / 50], uniform));
         }
     }
-    // Of four equal logits each has exactly a quarter; temperature 0 takes the first.
-    const real equal[4] = {2, 2, 2, 2};
-    for (int i = 1; i <= 4; i++) {
-        EXPECT_EQ(t, sampler_draw(equal, 4, (Sampler){1, 0, 0.25 * i}, 0.999), i - 1);
-        EXPECT_EQ(t, sampler_draw(equal, 4, (Sampler){0, i, 0.25 * i}, 0.999), 0);
-    }
     // Four rows of columns, each row a little below the one before: most candidates are no column's maximum.
     for (int i = 0; i < 4 * SAMPLER_BINS; i++) rows[i] = (real)(-0.01 * (i / SAMPLER_BINS));
     Sampler many = {1, 3 * SAMPLER_BINS + 2, 0}, nucleus = {1, 0, 0.9};  // 0.9 of the four ends at 608 of the last
