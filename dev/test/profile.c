@@ -137,6 +137,42 @@ static void test_random_accounting(Tests* t) {
     expect(t, wrong == 0, "the sums of random steps", "%d are wrong", wrong);
 }
 
+// Without a trace rows are ops, timed by the host's clock. An inner scope's time does not count in the outer one, and a
+// gap between ops does not wait for the host.
+static void test_ops(Tests* t) {
+    Context ctx;
+    ScopeLog log, other;
+    ProfileStep step;
+    memset(&ctx, 0, sizeof ctx);
+    scope_log_open(&log, NULL), scope_log_open(&other, NULL);
+    Scope unheard = scope_open(&ctx, "unheard", 0, 0, "n=%d", 1);
+    scope_close(&unheard);
+    scope_attach(&ctx, &log.observer), scope_attach(&ctx, &other.observer);
+    scope_at(&ctx, BACKWARD, 3);
+    Scope outer = scope_open(&ctx, "matmul_backward", 1, 2, "n=%d", 4),
+          inner = scope_open(&ctx, "inner", 0, 0, "m=%d", 5);
+    usleep(20000);
+    scope_close(&inner), scope_close(&outer);
+    scope_at(&ctx, OPTIMIZER, -1);
+    Scope after = scope_open(&ctx, "adamw\"update", 0, 0, "%s", "");
+    scope_close(&after);
+    profile_from_log(&step, &log, 1);
+    const ProfileRow* r = step.rows;
+    case_begin(t, "ops: a row for each scope, with its own time");
+    EXPECT_EQ(t, step.count, 3);
+    EXPECT(t, log.open == NO_SCOPE && other.count == 3);
+    EXPECT(t, r[0].layer == 3 && r[0].flops == 1 && r[0].bytes == 2 && !r[0].kernel && r[0].tensor_cores == -1);
+    EXPECT(t, r[1].seconds >= 0.02 && r[0].seconds >= 0 && r[0].seconds < 0.02 && r[0].start == 0);
+    EXPECT(t, r[0].seconds + r[1].seconds <= r[2].start + 1e-9);
+    for (int i = 0; i < 3; i++) step.rows[i].start = (i + (i == 2)) * 1e-3, step.rows[i].seconds = 1e-3;
+    Accounting a = profile_account(&step);
+    EXPECT_NEAR(t, a.gap[GAP_SWITCH], 1e-3, 1e-12);
+    EXPECT(t, a.gap[GAP_HOST] == 0 && a.gap[GAP_STREAM] == 0);
+    case_end(t);
+    profile_step_free(&step);
+    scope_log_close(&log), scope_log_close(&other);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Over steps
 
@@ -362,6 +398,7 @@ int main(int argc, char** argv) {
     t.directory = make_scratch_directory("test_profile");
     test_names(&t);
     test_random_accounting(&t);
+    test_ops(&t);
     test_medians(&t);
     test_facts(&t);
     test_ranks(&t);
