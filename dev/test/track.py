@@ -97,6 +97,7 @@ def check_log(tracker, folder):
         # Resumed with --override 1, which writes the settings once more; then killed, and resumed before that.
         ("settings that a resume overrides", [*overridden, *lines_of(511, 520)], "", 520),
         ("... which is resumed once more", overridden, "", 520),
+        ("... and goes on with those settings", [*overridden, *lines_of(511, 530)], "", 530),
     ]:
         case.write(log, torn)
         done = case.run("--project", "mine")
@@ -106,7 +107,8 @@ def check_log(tracker, folder):
     equal(f"{tracker}: settings", given, {k: str(v) if tracker == "mlflow" else v for k, v in SETTINGS.items()})
     notes = [c["text"] for c in case.calls("note")]
     change = "from step 501 on with other settings: lr 0.01 (before: 0.001)"
-    is_noted = "steps up to 450 are not sent again" in notes[0] and "".join(notes).count(change) == 1
+    is_noted = "steps up to 450 are not sent again" in notes[0] and change in "".join(notes)
+    is_noted = is_noted and "".join(notes).count("with other settings") == 1
     verdict(f"{tracker}: notes", "" if is_noted else str(notes))
     if tracker == "wandb":
         equal(f"{tracker}: the new settings", case.calls("change")[-1]["config"], {**SETTINGS, "lr": 0.01})
