@@ -3,7 +3,7 @@
  *
  *     ./test_data [NAME]                               the tests whose name contains NAME
  *     ./test_data wordpiece VOCABULARY_FOLDER FILE     the tokens of each line, for dev/test/check_wordpiece.py
- *     ./test_data sentences PATTERN VOCABULARY_FOLDER  the sentences of a data set in words, for dev/test/prepare.sh */
+ *     ./test_data sentences PATTERN VOCABULARY_FOLDER  the sentences of a data set in words, for dev/test/prepare.py */
 #include "dev/data/corpus_files.h"
 #include "dev/test/tests.h"
 #include "llmc/bert/batch_mlm.h"
