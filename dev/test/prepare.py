@@ -276,13 +276,14 @@ def interrupted(by, kind, out, *arguments):
                 children = [int(pid) for pid in read(f"/proc/{process.pid}/task/{process.pid}/children").split()]
                 by(process.pid, children)
                 break
-    done = subprocess.CompletedProcess(words, process.wait(), *process.communicate())
-    end = time.monotonic() + 10
+    status, end = process.wait(), time.monotonic() + 10
     while any(os.path.exists(f"/proc/{pid}") for pid in children) and time.monotonic() < end:
         time.sleep(0.05)
     left = [pid for pid in children if os.path.exists(f"/proc/{pid}")]
     verdict("workers end with their parent", f"{left} have not" if left else "")
-    return done
+    for pid in left:  # they hold the pipes open
+        kill(pid, None)
+    return subprocess.CompletedProcess(words, status, *process.communicate())
 
 
 def kill(pid, _):
