@@ -5,19 +5,22 @@
 
 Needs numpy and tokenizers, and gguf and matplotlib for the scripts that do. A script gets each of its files in every form
 of one list: it ends with one line that names the file and with status 2, or accepts what the table allows. What it renames
-into place was flushed before, and the directory after (dev/test/recorder). Ends with `N passed, N failed, N skipped`.
+into place was flushed before, and the directory after (dev/test/recorder).
 """
 import concurrent.futures
 import importlib.util
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from verdicts import CORPUS, ROOT, contents, finish, not_refused, read, run, skip, verdict
+from verdicts import write as put
+
 RECORDER, TRACKERS = (os.path.join(ROOT, "dev", "test", name) for name in ("recorder", "trackers"))
 HOSTILE = {  # what a file holds; None: it is missing; "": it is a directory
     "missing": None,
@@ -71,74 +74,56 @@ CASES = [
     ("dev/data/lambada.py", "--local l.jsonl --vocab gpt2 --out x.bin", "x.bin", {"l.jsonl": {}}),
 ]
 NEEDS = {"dev/export_gguf.py": "gguf", "scripts/plot.py": "matplotlib"}
-passed = failed = skipped = 0
+work = tempfile.TemporaryDirectory()
+W = work.name
 
 
-def verdict(name, why):
-    global passed, failed
-    passed, failed = passed + (not why), failed + bool(why)
-    print(f"FAIL {name}: {why}" if why else f"ok   {name}", flush=True)
-
-
-def write(path, text):
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as f:
-        f.write(text if isinstance(text, bytes) else text.encode())
-
-
-def make_input(folder, gpt2, bert):
-    """Everything that a script can read."""
-
-    def put(name, text):
-        write(os.path.join(folder, name), text)
-
-    os.symlink(os.path.join(ROOT, "build", "test_corpus"), os.path.join(folder, "data"))
-    for program, name, size in ((gpt2, "gpt2", "T=64"), (bert, "words", "T=32")):
-        command = f"{os.path.abspath(program)} -e L=1,C=32,NH=1,{size} -x 2 -v 0 -s 0 -n 0 -o {name}"
-        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
-        shutil.rmtree(os.path.join(folder, name, "ckpt"))
-    os.remove(os.path.join(folder, "data"))
+def make_input(gpt2, bert):
+    """Everything that a script can read, in the folder that is returned."""
+    folder = W + "/input/"
+    for program, name, size, data in ((gpt2, "gpt2", "T=64", "train.bin"), (bert, "words", "T=32", "bert/train.bin")):
+        run(os.path.abspath(program), *f"-e L=1,C=32,NH=1,{size} -x 2 -v 0 -s 0 -n 0 -i {CORPUS}/{data}".split(),
+            "-o", folder + name, check=True)
+        shutil.rmtree(f"{folder}{name}/ckpt")
     letters = [chr(97 + i) for i in range(26)] + [f"##{chr(97 + i)}" for i in range(26)]
-    put("words/vocab.txt", "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + letters) + "\n")
+    put(folder + "words/vocab.txt", "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + letters) + "\n")
     for name, left_out in (("plain", ["tokenizer.json"]), ("whole", ["vocab.json", "merges.txt"])):
-        shutil.copytree(os.path.join(folder, "gpt2"), os.path.join(folder, name), ignore=shutil.ignore_patterns(*left_out))
-    put("trainer", """#!/bin/sh\necho '{"step": 1, "ms": 1, "loss": 2}' >sweep/lr=1/log.jsonl\n""")
-    os.chmod(os.path.join(folder, "trainer"), 0o755)
-    put("run/log.jsonl", '{"model": "d12"}\n' + "".join(f'{{"step": {i}, "loss": {9 / i}}}\n' for i in range(1, 9)))
+        shutil.copytree(folder + "gpt2", folder + name, ignore=shutil.ignore_patterns(*left_out))
+    put(folder + "trainer", """#!/bin/sh\necho '{"step": 1, "ms": 1, "loss": 2}' >sweep/lr=1/log.jsonl\n""")
+    os.chmod(folder + "trainer", 0o755)
+    steps = "".join(f'{{"step": {i}, "loss": {9 / i}}}\n' for i in range(1, 9))
+    put(folder + "run/log.jsonl", '{"model": "d12"}\n' + steps)
     for name in ("profile", "runs/gpt2_124m"):
         columns = "direction,layer,op,shapes,kernel,stream,start_us,us,gflop,mbyte"
-        put(f"{name}/kernels.csv", f"{columns}\nforward,0,matmul,N=1,gemm,7,0,5,1,1\n")
-        put(f"{name}/summary.csv", "kind,name,value\nnumber,span_ms,1\n")
-    put("sharded/config.json", "{}")
-    put("a.txt", "one line of text\nand another\n\na second text\n\n" * 40)
+        put(f"{folder}{name}/kernels.csv", f"{columns}\nforward,0,matmul,N=1,gemm,7,0,5,1,1\n")
+        put(f"{folder}{name}/summary.csv", "kind,name,value\nnumber,span_ms,1\n")
+    put(folder + "sharded/config.json", "{}")
+    put(folder + "a.txt", "one line of text\nand another\n\na second text\n\n" * 40)
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     lines = {"a": {"text": "some text"}, "h": {"ctx": "a", "endings": ["b"], "label": 0}, "chat": {"messages": chat}}
     for name, line in {**lines, "l": lines["a"]}.items():
-        put(f"{name}.jsonl", (json.dumps(line) + "\n") * 200)
-    put("ratings.csv", "".join(f"{u},{i},3,{u + i}\n" for u in range(1, 9) for i in range(1, 9)))
-    put("day_0", ("\t".join(["1"] + ["2"] * 13 + ["ab"] * 26) + "\n") * 9)
-
-
-def files_below(folder):
-    return {os.path.join(at, name) for at, _, names in os.walk(folder) for name in names}
+        put(f"{folder}{name}.jsonl", (json.dumps(line) + "\n") * 200)
+    put(folder + "ratings.csv", "".join(f"{u},{i},3,{u + i}\n" for u in range(1, 9) for i in range(1, 9)))
+    put(folder + "day_0", ("\t".join(["1"] + ["2"] * 13 + ["ab"] * 26) + "\n") * 9)
+    return folder
 
 
 class Case:
-    def __init__(self, row, folder, work):
+    def __init__(self, row, folder):
         self.script, self.arguments, self.writes, self.reads = row
-        self.name, self.folder, self.work = f"{self.script} {self.arguments}".strip(), folder, work
+        self.name, self.folder = f"{self.script} {self.arguments}".strip(), folder
 
     def run(self, change=None, stdout=subprocess.PIPE, most=None):
-        """Run it in a copy of the input after a change, with files of `most` bytes: (status, stderr, what was recorded).
-        The recorder's faults include temporary files that are left."""
-        copy = tempfile.mkdtemp(dir=self.work)
+        """Run it in a copy of the input after a change, with files of `most` bytes: (what has ended, faults that were
+        recorded, whether anything was). Temporary files that are left are faults too."""
+        copy = tempfile.mkdtemp(dir=W)
         shutil.copytree(self.folder, copy, dirs_exist_ok=True)
         record, command = f"{copy}.record", [sys.executable, os.path.join(ROOT, self.script)]
         more = {"PYTHONPATH": f"{RECORDER}:{TRACKERS}", "TRACK_RECORD": f"{copy}.calls", "RENAMES_RECORD": record}
-        more.update(RENAMES_BELOW=copy, MPLCONFIGDIR=os.path.join(self.work, "mpl"), PYTHONDONTWRITEBYTECODE="1")
-        settings = {"cwd": copy, "env": {**os.environ, **more}, "stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        more.update(RENAMES_BELOW=copy, PYTHONDONTWRITEBYTECODE="1")
+        settings = {"cwd": copy, "env": {**os.environ, **more}}
         if "--out begun" in self.arguments:
-            subprocess.run(command + PART.split(), **settings, check=True, stdout=subprocess.PIPE)
+            run(*command, *PART.split(), check=True, **settings)
         if change:
             path, text = os.path.join(copy, change[0]), HOSTILE[change[1]]
             if os.path.exists(path):
@@ -146,82 +131,64 @@ class Case:
             if text == "":
                 os.makedirs(path)
             elif text is not None:
-                write(path, text)
-        before = files_below(copy)
+                put(path, text)
+        before = {*contents(copy)}
         limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))) if most else None
-        done = subprocess.run(command + self.arguments.split(), stdout=stdout, preexec_fn=limit, timeout=300, **settings)
-        recorded = open(record, encoding="utf-8").read().split("\n") if os.path.exists(record) else []
-        recorded += [f"FAULT: it left {name}" for name in files_below(copy) - before if ".tmp" in name]
+        done = run(*command, *self.arguments.split(), stdout=stdout, preexec_fn=limit, **settings)
+        recorded = read(record).split("\n") if os.path.exists(record) else []
+        found = [line for line in recorded if line.startswith("FAULT")]
+        found += [f"it left {name}" for name in {*contents(copy)} - before if ".tmp" in name]
         shutil.rmtree(copy)
-        return done.returncode, done.stderr.decode(errors="replace"), recorded
+        return done, "; ".join(found), recorded
 
     def good(self):
-        status, stderr, recorded = self.run()
-        why = faults(recorded) or ("" if recorded or not self.writes else "it renamed nothing")
-        if self.writes and status != 0 or "Traceback" in stderr:
-            why = f"status {status}: {stderr[-300:]}"
+        done, why, recorded = self.run()
+        why = why or ("" if recorded or not self.writes else "it renamed nothing")
+        if self.writes and done.returncode != 0 or "Traceback" in done.stderr:
+            why = f"status {done.returncode}: {done.stderr[-300:]}"
         yield "what it renames is flushed", why
 
     def hostile(self, path, form):
-        status, stderr, recorded = self.run((path, form))
+        done, why, _ = self.run((path, form))
         folder, base = os.path.split(path)
-        why = not_one_line(status, 2, stderr, base if base in stderr else folder or base) or faults(recorded)
-        if form in self.reads[path] and status == 0:
-            why = ""
-        yield f"{path} is {form}", why
+        why = not_refused(done, f"({re.escape(base)}|{re.escape(folder or base)})") or why
+        yield f"{path} is {form}", "" if form in self.reads[path] and done.returncode == 0 else why
 
     def full(self):
         if self.writes:
-            status, stderr, recorded = self.run(most=16)
-            yield "a full disk", not_one_line(status, 1, stderr, self.writes) or faults(recorded)
+            done, why, _ = self.run(most=16)
+            yield "a full disk", not_refused(done, f"{re.escape(self.writes)}", 1) or why
             with open("/dev/full", "w") as full:
-                status, stderr, _ = self.run(stdout=full)
-            yield "standard output on a full disk", not_one_line(status, 1, stderr, "standard output: ")
-
-
-def faults(recorded):
-    return "; ".join(line for line in recorded if line.startswith("FAULT"))
-
-
-def not_one_line(status, wanted, stderr, part):
-    line = stderr.strip()
-    if status != wanted or "\n" in line or not line.startswith("error: ") or part not in line:
-        return f"status {status}, not {wanted} with {part!r}: {line[-300:]!r}"
-    return ""
+                done, _, _ = self.run(stdout=full)
+            yield "standard output on a full disk", not_refused(done, "standard output: ", 1)
 
 
 def users_scripts():
     for folder, begin in (("scripts", ""), ("dev", "export_"), ("dev/data", "")):
         for name in os.listdir(os.path.join(ROOT, folder)):
-            if name.endswith(".py") and name.startswith(begin):
-                with open(os.path.join(ROOT, folder, name), encoding="utf-8") as f:
-                    if "__main__" in f.read():
-                        yield f"{folder}/{name}"
+            if name.endswith(".py") and name.startswith(begin) and "__main__" in read(os.path.join(ROOT, folder, name)):
+                yield f"{folder}/{name}"
 
 
 def main():
-    global skipped
-    without_row = set(users_scripts()) - {row[0] for row in CASES} - {"dev/data/unicode_tables.py", "scripts/gpu_check.py"}
+    others = {"dev/data/unicode_tables.py", "scripts/gpu_check.py"}
+    without_row = {*users_scripts()} - {row[0] for row in CASES} - others
     verdict("all of the users' scripts are in the table", ", ".join(sorted(without_row)))
     absent = {script for script, module in NEEDS.items() if not importlib.util.find_spec(module)}
     for script in absent:
-        skipped += 1
-        print(f"skip {script}: {sys.executable} has no {NEEDS[script]} (pip install {NEEDS[script]})")
-    with tempfile.TemporaryDirectory() as work:
-        folder = os.path.join(work, "input")
-        os.mkdir(folder)
-        make_input(folder, *sys.argv[1:3])
-        cases = [Case(row, folder, work) for row in CASES if row[0] not in absent]
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            tasks = [(case, case.good, ()) for case in cases] + [(case, case.full, ()) for case in cases]
-            tasks += [(case, case.hostile, (path, form)) for case in cases for path in case.reads for form in HOSTILE]
-            started = [(case, pool.submit(lambda f, a: list(f(*a)), function, arguments)) for case, function, arguments in tasks]
-            for case, task in started:
-                for name, why in task.result():
-                    verdict(f"{case.name}: {name}", why)
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return failed > 0
+        skip(script, f"{sys.executable} has no {NEEDS[script]} (pip install {NEEDS[script]})")
+    folder, os.environ["MPLCONFIGDIR"] = make_input(*sys.argv[1:3]), W + "/mpl"
+    run(sys.executable, "-c", "import matplotlib.font_manager")  # makes its cache, which a full disk would refuse
+    cases = [Case(row, folder) for row in CASES if row[0] not in absent]
+    tasks = [(case, task, ()) for case in cases for task in (case.good, case.full)]
+    tasks += [(case, case.hostile, (path, form)) for case in cases for path in case.reads for form in HOSTILE]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        started = [(case, pool.submit(lambda f, a: list(f(*a)), task, arguments)) for case, task, arguments in tasks]
+        for case, task in started:
+            for name, why in task.result():
+                verdict(f"{case.name}: {name}", why)
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

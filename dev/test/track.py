@@ -97,6 +97,7 @@ def check_log(tracker, folder):
         # Resumed with --override 1, which writes the settings once more; then killed, and resumed before that.
         ("settings that a resume overrides", [*overridden, *lines_of(511, 520)], "", 520),
         ("... which is resumed once more", overridden, "", 520),
+        ("... and goes on with those settings", [*overridden, *lines_of(511, 530)], "", 530),
     ]:
         case.write(log, torn)
         done = case.run("--project", "mine")
