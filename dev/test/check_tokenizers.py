@@ -9,8 +9,8 @@ may say of case, accents and ideographs.
     check_tokenizers.py TEST_TOKENIZERS [GPT2_BPE_FOLDER [MEGABYTES]]
 
 TEST_TOKENIZERS is the built dev/test/tokenizers.c. GPT-2's vocabulary is tested if the folder is there; without an
-argument it is gpt2-bpe in LLMC_TEST_DATA (docs/testing.md), which may also hold prose. Run it at the top of the project.
-Prints a line a case and `N passed, N failed, N skipped`.
+argument it is gpt2-bpe in LLMC_TEST_DATA (docs/testing.md), which may also hold prose. Run it at the top of the
+project. Prints a line a case and `N passed, N failed, N skipped`.
 """
 
 import array
@@ -48,8 +48,8 @@ WORDS = [(0x61, 0x7A), (32, 126), (9, 126), (0x391, 0x3C9), (0x5D0, 0x5EA), (0x6
          (0x4E00, 0x9FFF), (0x3041, 0x30FF), (0xAC00, 0xD7A3), (0x20000, 0x2A6DF), (0x1F300, 0x1FAFF),
          (0x1F1E6, 0x1F1FF), (0x300, 0x36F), (0x5B0, 0x5C7), (0x93A, 0x94D), (0x20D0, 0x20F0), (0x2000, 0x200F),
          (0x80, 0xFF), (0, 0xD7FF), (0xE000, 0x10FFFF)]  # fmt: skip
-TAILS = ["", "", " ", "  ", "\n", "\u3000", "\u200d", "\ufeff", "、", "１２", "1", "!", "-", "\u0301", "中", "😀", "xyz", "xyzx",
-         "yz!", "the", " the", "<|", "|>", END_OF_TEXT, END_OF_TEXT[:-1],
+TAILS = ["", "", " ", "  ", "\n", "\u3000", "\u200d", "\ufeff", "、", "１２", "1", "!", "-", "\u0301", "中", "😀", "xyz",
+         "xyzx", "yz!", "the", " the", "<|", "|>", END_OF_TEXT, END_OF_TEXT[:-1],
          *"'s 't 're 've 'm 'll 'd 'S 'l 'r ''".split()]  # fmt: skip
 
 
@@ -167,8 +167,8 @@ ODD = """İstanbul ΑΣΣ Ὀδυσσεύς ᾼ ǅ ﬁne K Å Ａｂ ① Việt 
 
 
 def save_vocabulary(folder, prose):
-    """A WordPiece vocabulary that tells characters apart, inside a word and alone, and has words; returns all characters:
-    above U+20000, where ideographs are alike, some of them, those of compatibility, and tags."""
+    """A WordPiece vocabulary that tells characters apart, inside a word and alone, and has words. Returns them all: above
+    U+20000, where ideographs are alike, some of them, those of compatibility, and tags."""
     numbers = [*range(1, 0x20000), *range(0x2F800, 0x2FA20), *range(0xE0000, 0xE0200), *range(0x20000, 0x110000, 64)]
     characters = [chr(c) for c in numbers if not 0xD800 <= c <= 0xDFFF]
     tokens = {unicodedata.normalize("NFD", c) for c in characters if unicodedata.decomposition(c)} | {*characters}
@@ -183,7 +183,8 @@ def save_vocabulary(folder, prose):
 def check_wordpiece(program, mixed, work):
     """Rules of tokenizer_config.json next to vocab.txt, and those of the library's own tokenizer.json."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as whole:
-        characters = save_vocabulary(folder, "\n".join(data.decode(errors="replace") for data in mixed if data[:1] == b"#"))
+        prose = [data.decode(errors="replace") for data in mixed if data[:1] == b"#"]
+        characters = save_vocabulary(folder, "\n".join(prose))
         odd = [unicodedata.normalize(form, " ".join(ODD)) for form in ("NFC", "NFD")]
         texts = odd + [data.decode(errors="replace") for data in mixed]
         parts = [characters[i : i + 4096] for i in range(0, len(characters), 4096)]

@@ -54,8 +54,8 @@ static int put_bytes(Tests* t, const char* path, const void* bytes, size_t n, ui
     return put == (ssize_t)n;
 }
 
-// 2^32 + 10 tokens, 8 GiB, a hole except for both ends. Each of more than 2^32 windows of one token is read at its place
-// in the order, and so is the last window of nine.
+// 2^32 + 10 tokens, 8 GiB, a hole except for both ends. Each of more than 2^32 windows of one token is read at its
+// place in the order, and so is the last window of nine.
 static void test_shards_beyond_32_bits(Tests* t) {
     enum { T = 9, LAST = 2 * T };
     const uint64_t count = ((uint64_t)1 << 32) + 10, windows = (count - 1) / T, first = (windows - 1) * T;

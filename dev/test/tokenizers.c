@@ -1,5 +1,5 @@
-/* Tests of llmc/text: byte-level BPE (the forms of a vocabulary's files, special tokens, long words), the texts of token
- * ids, WordPiece, and refused files. Expected tokens are those of `tokenizers` 0.23. dev/test/check_tokenizers.py
+/* Tests of llmc/text: byte-level BPE (the forms of a vocabulary's files, special tokens, long words), the texts of
+ * token ids, WordPiece, and refused files. Expected tokens are those of `tokenizers` 0.23. dev/test/check_tokenizers.py
  * compares megabytes, with bytes that are no UTF-8 among them, and runs this program for them:
  *
  *     test_tokenizers words|text|token|wordpiece DIRECTORY FILE...
@@ -123,8 +123,8 @@ static void test_forms(Tests* t) {
     }
 }
 
-// A million equal characters as one word: takes a second, but would take an hour if the time grew with the square of the
-// word's length. And no byte is read behind a text that ends inside a character: a sanitizer would report it.
+// A million equal characters as one word: takes a second, but would take an hour if the time grew with the square of
+// the word's length. And no byte is read behind a text that ends inside a character: a sanitizer would report it.
 static void test_long_words(Tests* t) {
     enum { LONG = 1000000 };
     char *text = (char*)xmalloc(LONG), *end = (char*)xmalloc(2);
