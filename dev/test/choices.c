@@ -150,8 +150,8 @@ static void test_refused(Tests* t) {
 // ---------------------------------------------------------------------------------------------------------
 // Packing and counting
 
-// A made-up model: its loss on a target after the n tokens before it, an integer, so that ties happen, or NaN for one in
-// 100; and whether the target is the token that it finds likeliest.
+// A made-up model: its loss on a target after the n tokens before it, an integer, so that ties happen, or NaN for one
+// in 100; and whether the target is the token that it finds likeliest.
 static real model(const int* tokens, int n, int target, int* is_right) {
     uint32_t u =
         (uint32_t)(fnv_update(FNV_START, (const char*)tokens, (size_t)n * sizeof(int)) >> 20) * 31 + (uint32_t)target;

@@ -1,6 +1,6 @@
 /* The readers that the fuzzer tries: for each a function that reads what lies in the directory case/ and checks what it
- * was given. Valid inputs to begin with are in dev/test/corpus/READER, which is corpus/ here. Binary files of one header
- * (shards, sentences, choices) have every byte of it changed in their own tests: expect_any_damage() of tests.h. */
+ * was given. Valid inputs to begin with are in dev/test/corpus/READER, which is corpus/ here. Binary files of one
+ * header (shards, sentences, choices) have every byte of it changed in their own tests, by expect_any_damage(). */
 #ifndef FUZZ_READERS_H
 #define FUZZ_READERS_H
 
@@ -34,10 +34,11 @@ static char* read_exactly(const char* path, size_t* n) {
 // ---------------------------------------------------------------------------------------------------------
 // JSON, the log, weights
 
-static void json_walk(const JsonNode* node) {
+static void json_walk(const JsonNode* node, int depth) {
+    CHECK(depth <= JSON_MAX_DEPTH);
     for (const JsonNode* m = node->first; m; m = m->next) {
         CHECK(!m->key || strlen(m->key) != m->key_length || json_get(node, m->key) == m);
-        json_walk(m);
+        json_walk(m, depth + 1);
     }
 }
 
@@ -48,7 +49,7 @@ static void json_read(void) {
     char* text = read_exactly(CASE_DIR "/input.json", &n);
     if (json_parse(&json, text, n, error) != 0) die(USAGE, "%s", error);
     free(text);
-    json_walk(json.root);
+    json_walk(json.root, 0);
     json_free(&json);
 }
 
@@ -66,9 +67,12 @@ static void log_read(void) {
 
 static void safetensors_read(void) {
     SafeTensors file;
+    struct stat info;
     safetensors_open(&file, CASE_DIR "/input.safetensors");
+    CHECK(stat(CASE_DIR "/input.safetensors", &info) == 0);
     for (int i = 0; i < file.count; i++) {
         const SafeTensor* t = &file.tensors[i];
+        CHECK(t->begin <= t->end && t->end <= (uint64_t)info.st_size);
         CHECK(t->end - t->begin == t->elements * (uint64_t)t->element_size && safetensors_find(&file, t->name));
         if ((t->dtype[0] != 'F' && strcmp(t->dtype, "BF16") != 0) || t->element_size == 1) continue;
         real* values = (real*)xmalloc((size_t)t->elements * sizeof(real));

@@ -75,8 +75,7 @@ static void test_windows(Tests* t) {
     free(pattern);
 }
 
-// Documents are cut at their first token, 0, and at the end of a row. There are some at both ends of a row, and two in a
-// row.
+// Documents are cut at their first token, 0, and at the end of a row. There are some at both ends of a row.
 static void test_documents(Tests* t) {
     int tokens[T * WINDOWS + 1], most = 0;
     char* path = path_in(t, "documents.bin");

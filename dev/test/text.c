@@ -1,10 +1,10 @@
-/* The text that tests train on, and shards of it with bytes as tokens: the same bytes on every machine, whatever becomes
- * of the sources.
+/* The text that tests train on, and shards of it with bytes as tokens: the same bytes on every machine, whatever
+ * becomes of the sources.
  *
  *   test_text FOLDER
  *
- * FOLDER/text gets documents 000.md, 001.md, ... A document has a topic, so its sentences belong together: a title, then
- * paragraphs of one sentence a line. Each sixth is a program, 005.c. Words have frequencies that follow Zipf's law. All
+ * FOLDER/text gets documents 000.md, 001.md, ... A document has a topic, so its sentences belong together: a title,
+ * then paragraphs of one sentence a line. Each sixth is a program, 005.c. Words have frequencies that follow Zipf's law. All
  * choices are integer arithmetic on random numbers from a fixed seed, in an order that the language defines.
  *
  * FOLDER/builtin gets token shards: token id = byte, and 256 before each document. Of the resulting row of tokens every

@@ -39,6 +39,6 @@ refused_by_generator() { # NAME PATTERN ARGUMENT...
     verdict "$1" "$([ "$status" = 2 ] && grep -Eq "$pattern" "$work/log" || echo "status $status, $(cat "$work/log")")"
 }
 refused_by_generator 'a seed that is not a number' 'x7: is not a number' "$work/again" x7
-refused_by_generator 'more blocks than fit a file of sentences' '50000001: is not a number from 0 to' "$work/again" 1 50000001
+refused_by_generator 'more blocks than a file holds' '50000001: is not a number from 0 to' "$work/again" 1 50000001
 refused_by_generator 'no output directory' 'usage: builtin_corpus OUT_DIR'
 finish

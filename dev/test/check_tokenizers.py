@@ -1,27 +1,31 @@
 #!/usr/bin/env python3
-"""Does llmc/text/bpe.h encode as the `tokenizers` library does?
+"""Do llmc/text/bpe.h and llmc/text/wordpiece.h encode as the `tokenizers` library does?
 
 Every character, after one of each class; then 10 MB (MEGABYTES) of mixed text: prose, sources, words of any script, odd
 white space, runs, special tokens, and bytes that are no UTF-8, which the library is given as Python's
-decode(errors="replace") has them.
+decode(errors="replace") has them. WordPiece with all that tokenizer_config.json and the normalizer of tokenizer.json
+may say of case, accents and ideographs.
 
-    check_bpe.py TEST_BPE [GPT2_BPE_FOLDER [MEGABYTES]]
+    check_tokenizers.py TEST_TOKENIZERS [GPT2_BPE_FOLDER [MEGABYTES]]
 
-TEST_BPE is the built dev/test/bpe.c. GPT-2's vocabulary is tested if the folder is there; without an argument it is
-gpt2-bpe in LLMC_TEST_DATA (docs/testing.md), which may also hold prose. Run it at the top of the project. Prints a line
-a case and `N passed, N failed, N skipped`.
+TEST_TOKENIZERS is the built dev/test/tokenizers.c. GPT-2's vocabulary is tested if the folder is there; without an
+argument it is gpt2-bpe in LLMC_TEST_DATA (docs/testing.md), which may also hold prose. Run it at the top of the
+project. Prints a line a case and `N passed, N failed, N skipped`.
 """
 
 import array
 import glob
+import itertools
+import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
+import unicodedata
 
 import tokenizers
-from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers import AddedToken, BertWordPieceTokenizer, Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
@@ -44,8 +48,8 @@ WORDS = [(0x61, 0x7A), (32, 126), (9, 126), (0x391, 0x3C9), (0x5D0, 0x5EA), (0x6
          (0x4E00, 0x9FFF), (0x3041, 0x30FF), (0xAC00, 0xD7A3), (0x20000, 0x2A6DF), (0x1F300, 0x1FAFF),
          (0x1F1E6, 0x1F1FF), (0x300, 0x36F), (0x5B0, 0x5C7), (0x93A, 0x94D), (0x20D0, 0x20F0), (0x2000, 0x200F),
          (0x80, 0xFF), (0, 0xD7FF), (0xE000, 0x10FFFF)]  # fmt: skip
-TAILS = ["", "", " ", "  ", "\n", "\u3000", "\u200d", "\ufeff", "、", "１２", "1", "!", "-", "\u0301", "中", "😀", "xyz", "xyzx",
-         "yz!", "the", " the", "<|", "|>", END_OF_TEXT, END_OF_TEXT[:-1],
+TAILS = ["", "", " ", "  ", "\n", "\u3000", "\u200d", "\ufeff", "、", "１２", "1", "!", "-", "\u0301", "中", "😀", "xyz",
+         "xyzx", "yz!", "the", " the", "<|", "|>", END_OF_TEXT, END_OF_TEXT[:-1],
          *"'s 't 're 've 'm 'll 'd 'S 'l 'r ''".split()]  # fmt: skip
 
 
@@ -157,11 +161,53 @@ def save_own_tokenizer(folder, mixed):
         yield name
 
 
+# Marks in any order, composed and not; Greek and Turkish cases; what looks alike; ideographs of either kind.
+ODD = """İstanbul ΑΣΣ Ὀδυσσεύς ᾼ ǅ ﬁne K Å Ａｂ ① Việt Łódź 東京tower 中\u0301国 abc中def 㐀 カタカナ 한국어 각 \U0002a6df e\u00ad\u0301
+    a\u0323\u0301 a\u0301\u0323 \u0301a é.è!ê naïve-café's কো 豈 [MASK]É É[SEP]中 [mask]""".split()
+
+
+def save_vocabulary(folder, prose):
+    """A WordPiece vocabulary that tells characters apart, inside a word and alone, and has words. Returns them all: above
+    U+20000, where ideographs are alike, some of them, those of compatibility, and tags."""
+    numbers = [*range(1, 0x20000), *range(0x2F800, 0x2FA20), *range(0xE0000, 0xE0200), *range(0x20000, 0x110000, 64)]
+    characters = [chr(c) for c in numbers if not 0xD800 <= c <= 0xDFFF]
+    tokens = {unicodedata.normalize("NFD", c) for c in characters if unicodedata.decomposition(c)} | {*characters}
+    tokens = sorted(c for c in tokens if len(c) == 1 and c > " " and not c.isspace())
+    words = [w for w in sorted({*prose.split()}) if len(w) > 1 and w.isalpha()]
+    with open(os.path.join(folder, "vocab.txt"), "w", encoding="utf-8", newline="\n") as f:
+        f.write("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *tokens, *("##" + t for t in tokens)]) + "\n")
+        f.write("\n".join([*words, *sorted({"##" + w[k:] for w in words for k in range(1, len(w) - 1)})]))
+    return characters
+
+
+def check_wordpiece(program, mixed, work):
+    """Rules of tokenizer_config.json next to vocab.txt, and those of the library's own tokenizer.json."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as whole:
+        prose = [data.decode(errors="replace") for data in mixed if data[:1] == b"#"]
+        characters = save_vocabulary(folder, "\n".join(prose))
+        odd = [unicodedata.normalize(form, " ".join(ODD)) for form in ("NFC", "NFD")]
+        texts = odd + [data.decode(errors="replace") for data in mixed]
+        parts = [characters[i : i + 4096] for i in range(0, len(characters), 4096)]
+        every = texts + ["".join(f"a{c}b {c} " for c in part) for part in parts]
+        for lower, accents, chinese in itertools.product((True, False), (None, True, False), (True, False)):
+            rules = {"lowercase": lower, "strip_accents": accents, "handle_chinese_chars": chinese}
+            library = BertWordPieceTokenizer(os.path.join(folder, "vocab.txt"), **rules)
+            library.save(os.path.join(whole, "tokenizer.json"))
+            with open(os.path.join(folder, "tokenizer_config.json"), "w", encoding="utf-8") as f:
+                json.dump({"do_lower_case": lower, "strip_accents": accents, "tokenize_chinese_chars": chinese}, f)
+            some = every if chinese and accents is not None else texts
+            want = [one.ids for one in library.encode_batch(some, add_special_tokens=False)]
+            for where, name in ((folder, "vocab.txt"), (whole, "tokenizer.json")):
+                got = ask(program, "wordpiece", where, [text.encode() for text in some], work)
+                compare(f"{name}, {rules}", got, want)
+
+
 def main(program, gpt2=DATA + "/gpt2-bpe", megabytes="10"):
     program = os.path.abspath(program)
     mixed = mixed_text(float(megabytes) * 1e6)
     builtin = "build/test_corpus/builtin"
     with tempfile.TemporaryDirectory() as work, tempfile.TemporaryDirectory() as own:
+        check_wordpiece(program, mixed[:12], work)
         for name in save_own_tokenizer(own, mixed):
             tokenizer = Tokenizer.from_file(os.path.join(own, "tokenizer.json"))
             check_tokens(name, program, own, tokenizer, mixed[:12], work)
