@@ -1,7 +1,7 @@
 /* Pre-train BERT, from scratch or from a Hugging Face directory, on the CPU (gcc) or the GPU (nvcc).
  * apps/finetune_bert.cu trains the same encoder for tasks; apps/use_bert.cu uses it.
  *
- * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, main().
+ * Read it from top to bottom: tables of tensors, forward pass, backward pass, a step, main().
  * A block is two lists of ops, forward_block() and backward_block(). An op is a header in llmc/ops/: formula,
  * reference, fast version. Most functions begin with the name of their header or its folder.
  *
@@ -11,10 +11,10 @@
  * floatX: the type of weights and activations; real: full precision. Operand: an input of linear layers, and
  * its 8-bit copy. */
 #define ATTENTION_MASK FULL            // compile attention with this mask only
+#include "llmc/bert/config.h"          // Config: config.json, initial values, names in files
 #include "llmc/bert/fill_mask.h"       // samples
 #include "llmc/bert/mlm_evaluation.h"  // sentences, their pairs and masks; results on held-out text
 #include "llmc/bert/next_sentence.h"
-#include "llmc/model/config.h"  // config.json as a table
 #include "llmc/model/linear.h"  // linear layers, GELU and the loss, in floatX and in fp8
 #include "llmc/ops/accuracy.h"
 #include "llmc/ops/dropout.h"
@@ -113,28 +113,13 @@ static const TensorRow HEAD_ROWS[] = {
     {"cls.predictions.transform.LayerNorm.weight",                 offsetof(Params, lnt.w),            {DIM_C},            OWN,     0,      INIT_ONE,       0, AS_IN_MEMORY, offsetof(Params, lnt.w_fp32)},
     {"cls.predictions.transform.LayerNorm.bias",                   offsetof(Params, lnt.b),            {DIM_C},            OWN,     0,      INIT_ZERO,      0},
 };
-static const TensorRow POOLER_ROWS[] = {  // only with next-sentence prediction
+static const TensorRow NEXT_ROWS[] = {  // only with next-sentence prediction; the first two: the pooler
     {"bert.pooler.dense.weight",                                   offsetof(Params, pooler.w),         {DIM_C, DIM_C},     OWN,     0,      INIT_NORMAL,    1},
     {"bert.pooler.dense.bias",                                     offsetof(Params, pooler.b),         {DIM_C},            OWN,     0,      INIT_ZERO,      0},
-};
-static const TensorRow NEXT_ROWS[] = {  // only with next-sentence prediction
     {"cls.seq_relationship.weight",                                offsetof(Params, next.w),           {DIM_NEXT, DIM_C},  OWN,     0,      INIT_NORMAL,    1},
     {"cls.seq_relationship.bias",                                  offsetof(Params, next.b),           {DIM_NEXT},         OWN,     0,      INIT_ZERO,      0},
 };
-static const char* const HEAD[][2] = {{"embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"}, {"cls.predictions.bias", "cls.predictions.decoder.bias"}};  // may be tied
-static const char* const OLD_NAMES[][2] = {{"cls.predictions.bias", "cls.predictions.decoder.bias"}, {"cls.predictions.decoder.bias", "cls.predictions.bias"},
-                                           {"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}};  // older names in files
 // clang-format on
-
-typedef struct {
-    int L, NH, C, F, V, T, types;  // T: positions, the maximum sequence length
-    int padding;                   // the padding token, whose embedding is not trained; -1: none
-    int next;                      // 1: next-sentence prediction
-    int tied;                      // 1: the decoder uses the word embedding's weight
-    Gelu gelu;
-    double eps, init_range;
-    double hidden_dropout, attention_dropout, classifier_dropout;
-} Config;
 
 typedef struct {
     Config config;
@@ -157,9 +142,9 @@ static Dropout dropout_at(const Model* m, const Sequences* s, int layer, int sit
 }
 
 static AttentionShape attention_at(const Model* m, const Sequences* s, int layer) {
-    int NH = m->config.NH;
+    const Config* c = &m->config;
     Dropout dropout = dropout_at(m, s, layer, SITE_DROPOUT_ATTENTION);
-    return (AttentionShape){.NH = NH, .HS = m->config.C / NH, .mask = FULL, .dropout = dropout};
+    return (AttentionShape){.NH = c->NH, .HS = c->C / c->NH, .mask = FULL, .dropout = dropout};
 }
 
 // The input of block l: the output of the layernorm that ends block l - 1, or of the embeddings' layernorm.
@@ -213,10 +198,9 @@ static void forward_masked(Model* m, const floatX* x, const MlmInput* in, Contex
     const Config* c = &m->config;
     const Acts* a = &m->a;
     int M = in->masked, C = c->C;
-    Rows rows = {.N = M, .C = C};
     gather_forward(a->masked, x, in->masked_rows, M, C, ctx);
     matmul_gelu_forward(a->transform, a->transform_pre, a->masked, m->p.transform, M, C, C, c->gelu, ctx);
-    layernorm_forward(a->lnt, a->lnt_stats, a->transform, m->p.lnt, rows, (real)c->eps, ctx);
+    layernorm_forward(a->lnt, a->lnt_stats, a->transform, m->p.lnt, (Rows){.N = M, .C = C}, (real)c->eps, ctx);
     matmul_forward(a->logits, a->lnt, m->p.decoder, M, C, m->Vp, SET, ctx);
 }
 
@@ -426,10 +410,8 @@ static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, in
     b->structs[1] = (TensorStructs){&m->g, offsetof(Grads, h), sizeof(BlockGrads)};
     b->structs[2] = (TensorStructs){&m->a, offsetof(Acts, h), sizeof(BlockActs)};
 
-    EmbeddingSizes tables = {
-        .V = m->Vp, .T = config.T, .types = config.types, .C = config.C, .padding = config.padding};
     StepSizes step = {.attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = FULL}};
-    step.embedding = tables;
+    step.embedding = (EmbeddingSizes){m->Vp, config.T, config.types, config.C, config.padding};
     step.attention.dropout = dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL);
     step.N = m->N, step.T = T, step.F = config.F;
     step.sequences = step.parts = S, step.fewest = B, step.head_rows = M;
@@ -465,98 +447,12 @@ static void model_plan(Model* m, Config config, int B, int T, int M, int S, int 
     // clang-format on
     tensors_add(table, DECODER_ROWS[config.tied], config.tied ? 1 : 2, dims, -1);
     tensors_add(table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
-    if (config.next) tensors_add(table, POOLER_ROWS, COUNT_OF(POOLER_ROWS), dims, -1);
     if (config.next) tensors_add(table, NEXT_ROWS, COUNT_OF(NEXT_ROWS), dims, -1);
     tensors_add(acts, head_acts, COUNT_OF(head_acts), dims, -1);
     tensors_add(stats, head_stats, COUNT_OF(head_stats), dims, -1);
     if (config.tied) model_buffers_tie(&m->buffers, offsetof(Params, decoder.w), offsetof(Params, word));
     m->buffers.step.other_scratch = next_sentence_scratch_bytes(S, config.C);
     model_buffers_finish_tables(&m->buffers);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Configuration: Hugging Face's config.json, or a descriptor
-
-// clang-format off
-static const ConfigRow CONFIG_ROWS[] = {
-    // key                            type         field                               default        allowed     descriptor
-    {"hidden_act",                     CONFIG_GELU, offsetof(Config, gelu),              GELU_ERF,      0, 1},
-    {"num_hidden_layers",              CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12, "L"},
-    {"num_attention_heads",            CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12, "NH"},
-    {"hidden_size",                    CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20, "C"},
-    {"intermediate_size",              CONFIG_INT,  offsetof(Config, F),                 CONFIG_NEEDED, 1, 1 << 22, "F"},
-    {"max_position_embeddings",        CONFIG_INT,  offsetof(Config, T),                 CONFIG_NEEDED, 1, 1 << 20, "T"},
-    {"vocab_size",                     CONFIG_INT,  offsetof(Config, V),                 CONFIG_NEEDED, 1, 1 << 24, "V"},
-    {"type_vocab_size",                CONFIG_INT,  offsetof(Config, types),             2,             2, 1 << 10},
-    {"layer_norm_eps",                 CONFIG_REAL, offsetof(Config, eps),               1e-12,         0, 1},
-    {"initializer_range",              CONFIG_REAL, offsetof(Config, init_range),        0.02,          0, 1},
-    {"hidden_dropout_prob",            CONFIG_REAL, offsetof(Config, hidden_dropout),    0.1,           0, 0.999},
-    {"attention_probs_dropout_prob",   CONFIG_REAL, offsetof(Config, attention_dropout), 0.1,           0, 0.999},
-    {"pad_token_id",                   CONFIG_TOKEN, offsetof(Config, padding),          0,             -1, 1 << 24},
-    {"tie_word_embeddings",            CONFIG_BOOL, offsetof(Config, tied),              1,             0, 1, "tied"},
-    {"is_decoder",                     CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
-    {"add_cross_attention",            CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
-};
-// clang-format on
-
-// "bert-base", "bert-large", or "L=4,C=128,NH=4,V=261,T=128,F=512,tied=1". V: `data_V` by default, F: 4 C.
-static Config config_from_descriptor(const char* text, int data_V) {
-    static const ConfigPublished published[] = {{"bert-base", "L=12,NH=12,C=768,V=30522,T=512"},
-                                                {"bert-large", "L=24,NH=16,C=1024,V=30522,T=512"}};
-    Config c = {.L = 4, .NH = 4, .C = 128, .V = data_V, .T = 128, .types = 2, .next = 1, .tied = 1};
-    c.gelu = GELU_ERF, c.eps = 1e-12, c.init_range = 0.02;
-    config_sizes_find(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), published, COUNT_OF(published), text,
-                      "bert-base, bert-large, nor sizes like L=4,C=128,NH=4,T=128");
-    return c;
-}
-
-// Read a config.json. An unsupported value is an error that reports the key.
-static Config config_read(const char* path) {
-    Json json;
-    Config c;
-    json_load(&json, path, CONFIG_MAX_FILE);
-    config_expect(json.root, "model_type", "bert", path);
-    config_expect(json.root, "position_embedding_type", "absolute", path);
-    config_rows_read(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), json.root, path);
-    c.classifier_dropout = config_probability(json.root, "classifier_dropout", c.hidden_dropout, path);
-    c.next = 1;
-    json_free(&json);
-    return c;
-}
-
-// The configuration of the model in `directory`, or of -e if NULL. --dropout overrides all probabilities.
-static Config config_find(const char* directory, const Settings* s, const WordPiece* words) {
-    char* path = directory ? xprintf("%s/config.json", directory) : NULL;
-    int data_V = words->size ? words->size : 30522;
-    Config config = path ? config_read(path) : config_from_descriptor(s->model, data_V);
-    if (!path && words->size) config.padding = words->pad;
-    const double p = s->dropout;
-    if (p >= 0) config.hidden_dropout = config.attention_dropout = config.classifier_dropout = p;
-    free(path);
-    return config;
-}
-
-// The text of the model's config.json. `keys`: members that describe a task's head.
-static Text config_write(const Config* c, const char* architecture, Text keys) {
-    return config_text(architecture, "bert", keys, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
-}
-
-// Initial values, and which tensors a weight file may have or lack: all heads, or only the second one.
-static WeightRules weight_rules(const Config* c) {
-    static const char* const ignored[] = {
-        "predictions.decoder.weight", "predictions.decoder.bias", "predictions.bias",  // of a tied decoder
-        "embeddings.position_ids",
-        // Without a next-sentence head:
-        "pooler.dense.weight", "pooler.dense.bias", "seq_relationship.weight", "seq_relationship.bias"};
-    static const char* const may_lack[] = {"bert.pooler.", "cls."};
-    FileRules file = {.optional_prefix = "bert.", .ignored = ignored, .ignored_count = c->next ? 4 : 8};
-    file.aliases = OLD_NAMES, file.alias_count = COUNT_OF(OLD_NAMES), file.preferred_count = 1;
-    file.may_lack = may_lack, file.may_lack_count = 2;
-    WeightRules rules = {.std = c->init_range, .residual_std = c->init_range, .file = file};
-    // The word embedding is the first tensor. The padding token's row starts as zero.
-    if (c->padding >= 0) rules.zero_count = (size_t)c->C;
-    rules.zero_begin = (size_t)max_int(c->padding, 0) * (size_t)c->C;
-    return rules;
 }
 
 #ifndef NO_MAIN  // tests and apps/finetune_bert.cu include this file for the model only
@@ -577,13 +473,11 @@ static void on_signal(int number) { stop_signal = number; }
 // The work of a step of `sequences` rows that contains `counts`.
 static StepWork step_work(const Model* m, MlmCounts counts, int sequences) {
     const Config* c = &m->config;
-    double encoder = mlm_encoder_flops(counts, c->L, c->C, c->F);
-    return (StepWork){.consumed = sequences,
-                      .sequences = counts.sequences,
-                      .tokens = counts.tokens,
-                      .flops = encoder + mlm_heads_flops(counts, c->C, c->V, c->next),
-                      .losses = {&m->a.loss[0], c->next ? &m->a.loss[1] : NULL},
-                      .loss_names = {"mlm_loss", "nsp_loss"}};
+    StepWork work = {.consumed = sequences, .sequences = counts.sequences, .tokens = counts.tokens};
+    work.flops = mlm_encoder_flops(counts, c->L, c->C, c->F) + mlm_heads_flops(counts, c->C, c->V, c->next);
+    work.losses[0] = &m->a.loss[0], work.loss_names[0] = "mlm_loss";
+    work.losses[1] = c->next ? &m->a.loss[1] : NULL, work.loss_names[1] = "nsp_loss";
+    return work;
 }
 
 // One optimizer step. The GPU runs it asynchronously. run_end_step() reads its results and logs them.
@@ -648,16 +542,6 @@ static int settings_flags(Trainer* t) {
     return mlm_default_settings(t->run.flags, mlm_settings_rows(&t->mlm, t->run.flags, count));
 }
 
-// The configuration of the model at r->source.
-static Config find_config(Run* r, const MlmSettings* s, WordPiece* words) {
-    fill_mask_find_words(words, r, r->directory, r->data_directory);
-    Config config = config_find(r->directory, &r->settings, words);
-    config.next = s->next_sentence;
-    if (r->weights && config.tied)
-        config.tied = weights_tie(r->weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
-    return config;
-}
-
 // Plan the tensors and memory of a model for sequences of T tokens, and allocate its batches.
 static void plan_model(Run* r, Model* m, MlmSource* data, Config c, MlmRecipe recipe, int T, int recompute) {
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);)
@@ -665,25 +549,19 @@ static void plan_model(Run* r, Model* m, MlmSource* data, Config c, MlmRecipe re
     mlm_source_alloc(data, recipe, m->B, T, r->micro_steps, &r->ctx);
 }
 
-static void open_data(Run* r, const Model* m, MlmSettings* s, MlmSource* source) {
-    mlm_run_open_data(r, s, source, m->config.V, m->T);
-    const char* architecture = m->config.next ? "BertForPreTraining" : "BertForMaskedLM";
-    Text text = config_write(&m->config, architecture, (Text){NULL, 0, 0});
-    run_check_ranks(r, text, source->has_val, source->has_val ? mlm_fingerprint(&source->val) : 0);
-}
-
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
     Run* r = &t->run;
     Model* model = &t->model;
+    MlmSource* data = &t->data;
     int flags = settings_flags(t);
     run_parse(r, flags, argc, argv, "./train_bert [flags]   (none: a small model on the built-in corpus)");
     run_join(r, "data/builtin/bert/train.bin");
     run_find_model(r, "--phase2", t->mlm.phase2);
-    Config config = find_config(r, &t->mlm, &t->data.words);
+    Config config = find_config(r, &t->mlm, &data->words);
     int T = run_sequence_length(r, config.T);
-    plan_model(r, model, &t->data, config, mlm_settings_recipe(&t->mlm, T), T, r->settings.recompute);
-    open_data(r, model, &t->mlm, &t->data);
+    plan_model(r, model, data, config, mlm_settings_recipe(&t->mlm, T), T, r->settings.recompute);
+    mlm_run_open_data(r, &t->mlm, data, config.V, T, config_write_pretraining(&config));
     run_init_model(r, &model->buffers, weight_rules(&model->config));
 }
 
@@ -697,7 +575,6 @@ static void trainer_close(Trainer* t) {
 int main(int argc, char** argv) {
     static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
-    const Shards* text = &t->data.train.text.files;
     process_begin(on_signal, argv);
     trainer_open(t, argc, argv);
     // What is due every N steps, and after the last one, in this order.
@@ -709,7 +586,8 @@ int main(int argc, char** argv) {
         {r->has_val ? r->settings.sample_every : 0, sample},
         {r->settings.checkpoint_every, run_save},
     };
-    run_begin(r, due, COUNT_OF(due), text->tokens, "at most ", (double)t->model.T * run_step_sequences(r));
+    uint64_t tokens = t->data.train.text.files.tokens;
+    run_begin(r, due, COUNT_OF(due), tokens, "at most ", (double)t->model.T * run_step_sequences(r));
     while (run_next_step(r, (int)stop_signal)) {
         train_step(r, &t->model, &t->data, t->mlm.loss_mean);
         run_end_step(r);

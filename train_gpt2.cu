@@ -1,6 +1,6 @@
 /* Train GPT-2, from scratch or from a Hugging Face directory, on the CPU (gcc) or the GPU (nvcc).
  *
- * Read it from top to bottom: tables of tensors, forward pass, backward pass, configuration, a step, main().
+ * Read it from top to bottom: tables of tensors, forward pass, backward pass, a step, main().
  * A block is two lists of ops, forward_block() and backward_block(). An op is a header in llmc/ops/: formula,
  * reference, fast version. Most functions begin with the name of their header or its folder.
  *
@@ -8,13 +8,13 @@
  * channels, C = NH * HS channels, F channels inside the MLP (4 C). s: how the rows are split into sequences.
  * floatX: the type of weights and activations; real: full precision. Operand: an input of linear layers, and
  * its 8-bit copy. */
-#define ATTENTION_MASK CAUSAL     // compile attention with this mask only
-#include "llmc/base/top_k.h"      // softmax_draw(), for samples
-#include "llmc/choices/room.h"    // HellaSwag and similar sets
-#include "llmc/data/lm_data.h"    // the loader of token batches
-#include "llmc/model/config.h"    // config.json as a table
-#include "llmc/model/linear.h"    // linear layers, GELU and the loss, in floatX and in fp8
-#include "llmc/run/vocabulary.h"  // a run (run.h), its steps (step.h), and its tokenizer
+#define ATTENTION_MASK CAUSAL        // compile attention with this mask only
+#include "llmc/base/top_k.h"         // softmax_draw(), for samples
+#include "llmc/choices/room.h"       // HellaSwag and similar sets
+#include "llmc/data/lm_data.h"       // the loader of token batches
+#include "llmc/model/config_gpt2.h"  // Config: config.json, initial values, names in files
+#include "llmc/model/linear.h"       // linear layers, GELU and the loss, in floatX and in fp8
+#include "llmc/run/vocabulary.h"     // a run (run.h), its steps (step.h), and its tokenizer
 
 // ---------------------------------------------------------------------------------------------------------
 // Parameters. A linear layer's weight is [out, in] in memory, and [in, out] in GPT-2's files ("Conv1D").
@@ -89,16 +89,7 @@ static const TensorRow PARAMETERS[] = {
     // Only if the head is not tied to wte:
     {"lm_head.weight",                        offsetof(Params, head.w),          {DIM_V, DIM_C},  OWN, DIM_VP, INIT_NORMAL,          1, AS_IN_MEMORY, 0, 0, offsetof(Acts, head_in.q), offsetof(Acts, dlogits.q)},
 };
-static const char* const HEAD[][2] = {{"wte.weight", "lm_head.weight"}};  // tensors that may be tied
 // clang-format on
-
-typedef struct {
-    int L, NH, C, F, V, T;  // T: positions, the maximum sequence length
-    int tied;               // 1: the head uses the token embedding's weight
-    Gelu gelu;
-    double eps, init_range;
-    double embedding_dropout, attention_dropout, residual_dropout;
-} Config;
 
 typedef struct {
     Config config;
@@ -364,63 +355,6 @@ static void model_plan(Model* m, Config c, int B, int T, int recompute, int doc_
     step.N = step.head_rows = m->N, step.T = T, step.F = c.F;
     step.sequences = step.fewest = B, step.parts = doc_mask ? lm_data_planned_documents(B, m->N) : B;
     b->step = step, b->batch_bytes = lm_data_ints(B, T, doc_mask) * sizeof(int);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Configuration: Hugging Face's config.json, or a descriptor
-
-// clang-format off
-static const ConfigRow CONFIG_ROWS[] = {
-    // key                             type         field                               default        allowed     descriptor
-    {"activation_function",             CONFIG_GELU, offsetof(Config, gelu),              GELU_TANH,     0, 1},
-    {"n_layer",                         CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12, "L"},
-    {"n_head",                          CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12, "NH"},
-    {"n_embd",                          CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20, "C"},
-    {"n_inner",                         CONFIG_INT,  offsetof(Config, F),                 0,             0, 1 << 22, "F"},
-    {"n_positions",                     CONFIG_INT,  offsetof(Config, T),                 CONFIG_NEEDED, 1, 1 << 20, "T"},
-    {"vocab_size",                      CONFIG_INT,  offsetof(Config, V),                 CONFIG_NEEDED, 1, 1 << 24, "V"},
-    {"layer_norm_epsilon",              CONFIG_REAL, offsetof(Config, eps),               1e-5,          0, 1},
-    {"initializer_range",               CONFIG_REAL, offsetof(Config, init_range),        0.02,          0, 1},
-    {"embd_pdrop",                      CONFIG_REAL, offsetof(Config, embedding_dropout), 0.1,           0, 0.999},
-    {"attn_pdrop",                      CONFIG_REAL, offsetof(Config, attention_dropout), 0.1,           0, 0.999},
-    {"resid_pdrop",                     CONFIG_REAL, offsetof(Config, residual_dropout),  0.1,           0, 0.999},
-    {"tie_word_embeddings",             CONFIG_BOOL, offsetof(Config, tied),              1,             0, 1, "tied"},
-    {"scale_attn_weights",              CONFIG_BOOL, CONFIG_NO_FIELD,                     1,             1, 1},
-    {"scale_attn_by_inverse_layer_idx", CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
-    {"add_cross_attention",             CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
-};
-// clang-format on
-
-// A published size, or "L=4,C=128,NH=4,V=257,T=256,F=512,tied=1", where V defaults to `data_V` and F to 4 C.
-static Config config_from_descriptor(const char* text, int data_V) {
-    static const ConfigPublished published[] = {{"d12", "L=12,NH=12,C=768,V=50257,T=1024"},
-                                                {"d24", "L=24,NH=16,C=1024,V=50257,T=1024"},
-                                                {"d36", "L=36,NH=20,C=1280,V=50257,T=1024"},
-                                                {"d48", "L=48,NH=25,C=1600,V=50257,T=1024"}};
-    Config c = {.L = 4, .NH = 4, .C = 128, .V = data_V, .T = 256, .tied = 1, .gelu = GELU_TANH};
-    c.eps = 1e-5, c.init_range = 0.02;
-    config_sizes_find(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), published, COUNT_OF(published), text,
-                      "d12, d24, d36, d48, nor sizes like L=4,C=128,NH=4,T=256");
-    return c;
-}
-
-// Read a config.json. An unsupported value is an error that reports the key.
-static Config config_read(const char* path) {
-    Json json;
-    Config c;
-    json_load(&json, path, (size_t)1 << 20);
-    config_expect(json.root, "model_type", "gpt2", path);
-    config_rows_read(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), json.root, path);
-    json_free(&json);
-    return c;
-}
-
-// Initial values, and which tensors a weight file may have or lack.
-static WeightRules weight_rules(const Config* c) {
-    static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
-    const double std = c->init_range;
-    FileRules file = {.optional_prefix = "transformer.", .ignored = ignored, .ignored_count = 2 + c->tied};
-    return (WeightRules){.std = std, .residual_std = std / sqrt(2.0 * c->L), .file = file};
 }
 
 #ifndef NO_MAIN  // tests include this file for the model only

@@ -100,7 +100,7 @@ static void program_open(Program* p, int argc, char** argv) {
     MlmRecipe recipe = {.max_predictions = explains ? p->explain.predictions : *p->text.fill ? T : 1, .pack = 1};
     if (!has_text && !explains) recipe = mlm_settings_recipe(&t->mlm, T);
     plan_model(r, &t->model, &t->data, c, recipe, T, explains ? RECOMPUTE_NOTHING : FORWARD_ONLY);
-    if (!has_text && !explains) open_data(r, &t->model, &t->mlm, &t->data);
+    if (!has_text && !explains) mlm_run_open_data(r, &t->mlm, &t->data, c.V, T, config_write_pretraining(&c));
     if (r->train_pattern && !t->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
     run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
 }

@@ -132,13 +132,14 @@ static inline void mlm_evaluation_end(MlmEvaluation* e, Run* r, const real* loss
 }
 
 // Open the data, and the sets of clozes, of a model of V tokens and T positions.
-static inline void mlm_run_open_data(Run* r, MlmSettings* m, MlmSource* source, int V, int T) {
+static inline void mlm_run_open_data(Run* r, MlmSettings* m, MlmSource* source, int V, int T, Text config) {
     mlm_clozes_open(&m->choices, V, T, &r->group);
     mlm_source_open(source, r->train_pattern, r->val_pattern, V, (uint64_t)r->settings.seed);
     mlm_check_words(&source->train, &source->words);
     source->train.in_order = !r->settings.shuffle;
     run_check_data(r, mlm_fingerprint(&source->train), r->train_pattern);
     run_set_last(r, mlm_sequences(&source->train));
+    run_check_ranks(r, config, source->has_val, source->has_val ? mlm_fingerprint(&source->val) : 0);
 }
 
 #endif
