@@ -142,9 +142,9 @@ static Dropout dropout_at(const Model* m, const Sequences* s, int layer, int sit
 }
 
 static AttentionShape attention_at(const Model* m, const Sequences* s, int layer) {
-    const Config* c = &m->config;
+    int NH = m->config.NH;
     Dropout dropout = dropout_at(m, s, layer, SITE_DROPOUT_ATTENTION);
-    return (AttentionShape){.NH = c->NH, .HS = c->C / c->NH, .mask = FULL, .dropout = dropout};
+    return (AttentionShape){.NH = NH, .HS = m->config.C / NH, .mask = FULL, .dropout = dropout};
 }
 
 // The input of block l: the output of the layernorm that ends block l - 1, or of the embeddings' layernorm.

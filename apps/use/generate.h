@@ -13,7 +13,7 @@
 #include "llmc/base/process.h"
 #include "llmc/base/rng.h"
 #include "llmc/run/vocabulary.h"
-#include "llmc/text/bpe.h"
+#include "apps/use/bpe.h"
 
 typedef struct {
     int generate, samples;  // tokens of a text, and texts

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Do llmc/text/bpe.h and llmc/text/wordpiece.h encode as the `tokenizers` library does?
+"""Do apps/use/bpe.h and llmc/text/wordpiece.h encode as the `tokenizers` library does?
 
 Every character, after one of each class; then 10 MB (MEGABYTES) of mixed text: prose, sources, words of any script, odd
 white space, runs, special tokens, and bytes that are no UTF-8, which the library is given as Python's

@@ -16,7 +16,7 @@
 #include "llmc/checkpoint/loss_svg.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/data/safetensors.h"
-#include "llmc/text/bpe.h"
+#include "apps/use/bpe.h"
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/wordpiece.h"
 

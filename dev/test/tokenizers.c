@@ -12,7 +12,7 @@
 #include "dev/data/corpus_files.h"
 #include "dev/test/tests.h"
 #include "llmc/run/find_files.h"
-#include "llmc/text/bpe.h"
+#include "apps/use/bpe.h"
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/wordpiece.h"
 

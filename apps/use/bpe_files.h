@@ -3,8 +3,8 @@
  * would encode differently is refused, with the name of the key.
  *
  * 50,000 merges take 2 MB. */
-#ifndef LLMC_TEXT_BPE_FILES_H
-#define LLMC_TEXT_BPE_FILES_H
+#ifndef APPS_USE_BPE_FILES_H
+#define APPS_USE_BPE_FILES_H
 
 #include "llmc/text/tokenizer.h"
 

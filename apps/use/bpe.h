@@ -16,10 +16,10 @@
  *
  * Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; Sennrich et al., "Neural machine
  * translation of rare words with subword units", 2016. */
-#ifndef LLMC_TEXT_BPE_H
-#define LLMC_TEXT_BPE_H
+#ifndef APPS_USE_BPE_H
+#define APPS_USE_BPE_H
 
-#include "llmc/text/bpe_files.h"
+#include "apps/use/bpe_files.h"
 #include "llmc/text/unicode.h"
 
 // How a special token such as <|endoftext|> in a text is encoded: like any other text, or as that token.
