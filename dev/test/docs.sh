@@ -103,31 +103,7 @@ run_page() { # PAGE
     done
 }
 
-# make test installs what tests need where it is missing, with an apt-get and a root of our own, and nothing else.
-installed() { # PROGRAM...: what is there besides Python and gcc
-    rm -rf "$work/bin" "$work/apt" && mkdir "$work/bin" && : >"$work/apt"
-    for program in gcc python3 "$@"; do printf '#!/bin/sh\nexit 0\n' >"$work/bin/$program"; done
-    printf '#!/bin/sh\necho 0\n' >"$work/bin/id"
-    printf '#!/bin/sh\necho "$@" >>"%s"\n' "$work/apt" >"$work/bin/apt-get"
-    chmod +x "$work/bin"/*
-    PATH=$work/bin "$BASH" dev/setup.sh --tests >/dev/null 2>&1
-    cat "$work/apt"
-}
-setup() { # NAME EXPECTED ACTUAL
-    if [[ $3 == $2 ]]; then ok "$1"; else fail "$1" "'$3' is not '$2'"; fi
-}
-run_setup() {
-    setup 'make test begins with what tests need' 'bash dev/setup.sh --tests' "$(MAKEFLAGS= make --no-print-directory -n test 2>/dev/null | head -n 1)"
-    setup 'MPI is installed for tests, and nothing else' \
-        $'update -qq\ninstall -y --no-install-recommends libopenmpi-dev openmpi-bin' "$(installed)"
-    setup 'nothing is installed for tests that have all' '' "$(installed mpicc)"
-    setup 'nothing is installed for tests without MPI' '' "$(MPI=0 installed)"
-    setup 'ARCH as nvidia-smi prints it' \
-        *' -gencode=arch=compute_86,code=sm_86 -gencode=arch=compute_90a,code=sm_90a   -D'*' -DHAS_SM90A '* \
-        "$(MAKEFLAGS= make -n NVCC=true PRECISION=bf16 'ARCH=8.6 9.0' build/bf16/opscu | grep 'dev/ops.cu')"
-}
-
-[ $# -gt 0 ] || { run_setup; set -- README.md docs/*.md; }
+[ $# -gt 0 ] || set -- README.md docs/*.md
 for page in "$@"; do run_page "$page"; done
 printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
 [ "$failed" -eq 0 ]

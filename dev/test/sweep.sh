@@ -72,13 +72,4 @@ sweep "$work/nan" --vary lr=1e30,1e-3 -- "${TINY[@]}" --on-nan skip
 tail -n 1 "$work/nan/table.md" | grep -Eq '^\| 1e30 \| nan \|  \| 6 \|' &&
     [ "$(wc -l <"$work/nan/table.md")" = 4 ] && why= || why=$(cat "$work/nan/table.md")
 verdict 'a run whose loss is NaN comes last' "$why"
-mkdir -p "$work/r" && for f in r/a.flags r.a.flags; do echo '--lr 1e-3' >"$work/$f"; done
-(cd "$work" && sweep same --vary recipe=r/a.flags,r.a.flags -- "${TINY[@]}")
-grep -q '^error: recipe=r.a.flags: would be the directory' "$work/stderr" && [ "$(cat "$work/status")" = 2 ] && why= ||
-    why=$(tail -n 1 "$work/stderr")
-verdict 'two settings of one directory' "$why"
-for bad in 'lr' 'lr=1,2,1'; do
-    sweep "$work/bad" --vary "$bad" -- "${TINY[@]}"
-    verdict "--vary $bad" "$(grep -q "^error: --vary $bad: " "$work/stderr" && [ "$(cat "$work/status")" = 2 ] || cat "$work/stderr" | head -n 1)"
-done
 finish
