@@ -5,7 +5,7 @@
 
 set TENSOR INDEX VALUE   one element of a tensor, all where INDEX is all; "m." and "v." begin those of the optimizer
 copy TENSOR NEW FACTOR   a new tensor, FACTOR times TENSOR         scale TENSOR FACTOR
-drop TENSOR              leave it out                              prefix TEXT       before every tensor's name
+prefix TEXT              before every tensor's name
 save_model TENSOR NEW    TENSOR under the name NEW, as save_model() of safetensors.torch stores two tied tensors
 shard                    model.safetensors in two files with an index
 key FILE KEY JSON        a key of a JSON file                      seal [CHECKPOINT] make the manifest fit the files
@@ -101,15 +101,12 @@ def edit_tensors(folder, command, words):
         values[int(words[1])] = float(words[2])
     elif command in ("copy", "scale"):
         values = array.array("f", [float(words[-1]) * x for x in values])
-    if command == "drop":
-        del tensors[first]
-    else:
-        tensors[words[1] if command == "copy" else first] = (dtype, shape, values.tobytes())
+    tensors[words[1] if command == "copy" else first] = (dtype, shape, values.tobytes())
     save(path, tensors)
 
 
 def edit(folder, command, *words):
-    if command in ("set", "copy", "scale", "drop", "shard", "prefix", "save_model"):
+    if command in ("set", "copy", "scale", "shard", "prefix", "save_model"):
         edit_tensors(folder, command, words)
         return
     if command == "seal":

@@ -24,12 +24,7 @@ run_limit=120  # seconds
 is_sanitized && run_limit=600
 
 root=$PWD work=$(mktemp -d) || exit 1
-mounted=
-cleanup() {
-    cd /
-    [ -z "$mounted" ] || umount "$mounted"
-    rm -rf "$work"
-}
+cleanup() { cd / && rm -rf "$work"; }
 trap cleanup EXIT
 trap 'exit 1' INT TERM HUP PIPE
 
@@ -106,13 +101,6 @@ little_endian() { # BYTES VALUE
     local i text=
     for ((i = 0; i < $1; i++)); do text+=$(printf '\\x%02x' $(($2 >> (8 * i) & 255))); done
     printf '%b' "$text"
-}
-
-# Change one byte of a file in place.
-flip_byte() { # FILE POSITION
-    local byte
-    byte=$(od -An -tu1 -j "$2" -N 1 "$1")
-    printf '%b' "$(printf '\\x%02x' $((byte ^ 1)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
 }
 
 box=$work/box  # all that a refused run could touch; compared before and after
