@@ -222,7 +222,7 @@ def main():
         elif text[0] != " ":
             rows.append((group, *(part.strip() for part in text.rsplit(": ", 1)), []))
         else:
-            rows[-1][3].append((line, with_defaults(runs, text.strip())))
+            rows[-1][3].append((line, text.strip()))
     typed = [line for row in rows if row[0].startswith("flags") for line, _ in row[3]]
     is_chosen = lambda row: row[0] == chosen[0] and chosen[1:] in ([], [row[1]]) if chosen else row[0] in ALWAYS
     rows = [row for row in rows if is_chosen(row)]
@@ -238,7 +238,7 @@ def main():
             check_names(runs, cases, typed)
         for group, name, how, texts in rows:
             for chain in chains(how, texts):
-                kind, why = judge(runs, how, [text for _, text in chain])
+                kind, why = judge(runs, how, [with_defaults(runs, text) for _, text in chain])
                 again = "".join(f"\n     {runs.repeat(text.partition(' -> ')[0])}" for _, text in chain)
                 again += "\n     " + shlex.join([sys.argv[0], sys.argv[1], group, name])
                 cases.case(kind, f"{name}: {chain[-1][0]}", why + (again if kind == "FAIL" else ""))
