@@ -8,6 +8,8 @@
 #define NO_MAIN
 #include "apps/finetune_bert.cu"
 
+typedef BertConfig Config;
+#define config_read bert_config_read
 #include "dev/test/model_tests.h"
 
 static const OptimizerSettings STEP = {
@@ -40,7 +42,7 @@ static Bench* bench_open_as(Config config, int task, int most, int B, int T, int
     optimizer_init_shard(&b->o, &buffers->table, (UpdateSettings){.kind = kind, .master = WITH_MASTER},
                          tensors_updated(&buffers->table), &b->ctx);
     buffers->master = b->o.master;
-    WeightRules rules = weight_rules(&config);
+    WeightRules rules = bert_weight_rules(&config);
     model_buffers_init(buffers, &b->o, &rules, seed, &b->ctx);
     buffers->dropout.seed = seed;
     mlm_batch_alloc(&b->batch, B, T, max_int(3, M / B));  // tiny_batch() masks up to 3 tokens, before tiny_targets()
@@ -49,7 +51,7 @@ static Bench* bench_open_as(Config config, int task, int most, int B, int T, int
 }
 
 static void bench_load(Bench* b, const char* path) {
-    WeightRules rules = weight_rules(&b->m.config);
+    WeightRules rules = bert_weight_rules(&b->m.config);
     model_buffers_read(&b->m.buffers, &b->o, path, &rules.file, &b->ctx);
 }
 
@@ -151,7 +153,7 @@ enum { GOLDEN_B = 3, GOLDEN_T = 13, GOLDEN_STEPS = 10 };
 // The model in `directory` with the golden file's batch without its padding.
 static Bench* golden_open(const char* directory, const SafeTensors* file, OptimizerKind kind) {
     int tokens[GOLDEN_B * GOLDEN_T], types[GOLDEN_B * GOLDEN_T], lengths[GOLDEN_B], next[GOLDEN_B], masked[32][3];
-    Bench* b = bench_open_as(config_read(named("%s/config.json", directory)), -1, GOLDEN_B * GOLDEN_T, GOLDEN_B,
+    Bench* b = bench_open_as(bert_config_read(named("%s/config.json", directory)), -1, GOLDEN_B * GOLDEN_T, GOLDEN_B,
                              GOLDEN_T, 0, 1, kind);
     bench_load(b, named("%s/model.safetensors", directory));
     golden_integers(file, "tokens", tokens, COUNT_OF(tokens));
@@ -246,7 +248,7 @@ static void test_parts(Tests* t, const char* directory) {
         const char* cut;
     } kinds[] = {{"BertModel", POOLER, "bert."}, {"BertForMaskedLM", MASKED_HEAD, ""}};
     char *folder = make_scratch_directory("test_bert"), *path = xprintf("%s/model.safetensors", folder);
-    Config config = config_read(named("%s/config.json", directory));
+    Config config = bert_config_read(named("%s/config.json", directory));
     for (size_t k = 0; k < COUNT_OF(kinds); k++) {
         Bench *whole = bench_open(config, 1, 8, 1, 0, 1), *part = bench_open(config, 1, 8, 1, 0, 9);
         bench_load(whole, named("%s/model.safetensors", directory));
@@ -273,7 +275,7 @@ static void test_parts(Tests* t, const char* directory) {
 // Equalities
 
 static Config tiny_config(double dropout) {
-    Config c = config_from_descriptor("L=2,C=36,NH=3,V=53,T=19,F=100", 0);
+    Config c = bert_config_from_descriptor("L=2,C=36,NH=3,V=53,T=19,F=100", 0);
     c.hidden_dropout = c.attention_dropout = c.classifier_dropout = dropout;
     c.init_range = 0.2;  // far from zero, so that every path of the gradient matters
     return c;
@@ -394,7 +396,7 @@ static void test_dropout(Tests* t) {
 }
 
 static void test_initial_values(Tests* t) {
-    Bench* b = bench_open(config_from_descriptor("L=2,C=96,NH=3,V=257,T=64", 0), 1, 8, 1, 0, 4);
+    Bench* b = bench_open(bert_config_from_descriptor("L=2,C=96,NH=3,V=257,T=64", 0), 1, 8, 1, 0, 4);
     report_initial_values(t, "BERT", &b->m.buffers, 2, &b->ctx);
     bench_close(b);
 }
@@ -423,7 +425,7 @@ static void test_counts(Tests* t) {
     } sizes[] = {{"bert-base", 1, 206, 110106428}, {"bert-large", 1, 398, 336226108}, {"bert-base", 0, 202, 109514298}};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         Model m;
-        Config config = config_from_descriptor(sizes[i].name, 0);
+        Config config = bert_config_from_descriptor(sizes[i].name, 0);
         config.next = sizes[i].next;
         model_plan(&m, config, 1, 8, 1, 1, 0);
         report_counts(t, sizes[i].name, &m.buffers.table, sizes[i].tensors, sizes[i].parameters);
@@ -445,7 +447,7 @@ static void test_ops(Tests* t) {
     enum { B = 2, T = 64, M = 8 };
     // An op is one kernel, but for GELU by erf, which is in no epilogue; two sums of biases; attention's backward pass.
     StepOps want = {forward_ops, backward_ops, 3, 24, 18, 8, 14};
-    Bench* b = bench_open(config_from_descriptor("L=3,C=128,NH=2,V=53,T=64", 0), B, T, M, 0, 5);
+    Bench* b = bench_open(bert_config_from_descriptor("L=3,C=128,NH=2,V=53,T=64", 0), B, T, M, 0, 5);
     LoggedStep logged;
     bench_fill(b, B, T, M / B);
     bench_step(b);
@@ -479,7 +481,7 @@ static void test_memory(Tests* t) {
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         int B = cases[i].B, T = cases[i].T, M = cases[i].M;
-        Config config = config_from_descriptor(cases[i].model, 0);
+        Config config = bert_config_from_descriptor(cases[i].model, 0);
         config.hidden_dropout = config.attention_dropout = cases[i].dropout;
         Bench* b = bench_open_as(config, -1, M, B, T, 0, 3, cases[i].kind);
         device_set_attention(&b->ctx, cases[i].attention);
@@ -505,7 +507,7 @@ static void test_forward_alone(Tests* t, int task) {
     const UpdateSettings settings = {.kind = LAMB, .master = WITH_MASTER, .ranks = 1};
     const int levels[2] = {RECOMPUTE_NOTHING, FORWARD_ONLY};
     const MlmScales ones = {.masked = 1, .next = 1};
-    Config config = config_from_descriptor("L=3,C=36,NH=3,V=53,T=19,F=100", 0);
+    Config config = bert_config_from_descriptor("L=3,C=36,NH=3,V=53,T=19,F=100", 0);
     enum { B = 4, T = 17, MASKED = 3 };
     MemoryPlan plans[2];
     real losses[2][2] = {{0}};
@@ -591,7 +593,7 @@ static int write_batches(const char* pattern, int T, int count, uint64_t seed, c
     mlm_batch_alloc(&all, count, T, recipe.max_predictions);
     mlm_batch_build(&all, &data, 0, count);
     if (directory) {
-        Bench* b = bench_open(config_read(named("%s/config.json", directory)), 1, T, recipe.max_predictions, 0, 1);
+        Bench* b = bench_open(bert_config_read(named("%s/config.json", directory)), 1, T, recipe.max_predictions, 0, 1);
         MlmScales scales = {.masked = 1.0 / all.masked, .next = 1.0 / count};
         bench_load(b, named("%s/model.safetensors", directory));
         for (int i = 0; i < count; i++) {

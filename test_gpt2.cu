@@ -3,6 +3,8 @@
 #define NO_MAIN
 #include "train_gpt2.cu"
 
+typedef Gpt2Config Config;
+#define config_read gpt2_config_read
 #include "dev/test/bench_gpt2.h"
 #include "dev/test/model_tests.h"
 
@@ -70,7 +72,7 @@ static void test_golden(Tests* t, const char* directory) {
     safetensors_open(&file, named("%s/golden.safetensors", directory));
     const SafeTensor* tokens = safetensors_find(&file, "tokens");
     int B = (int)tokens->shape[0], T = (int)tokens->shape[1], N = B * T;
-    Bench* b = bench_new(config_read(named("%s/config.json", directory)), B, T, 0, 1);
+    Bench* b = bench_new(gpt2_config_read(named("%s/config.json", directory)), B, T, 0, 1);
     Model* m = &b->m;
     real losses[STEPS], norms[STEPS], loss;
     int* ids = (int*)xmalloc(2 * (size_t)N * sizeof(int));
@@ -101,7 +103,7 @@ static void test_golden(Tests* t, const char* directory) {
 // Equalities
 
 static Config tiny_config(int tied, double dropout) {
-    Config c = config_from_descriptor("L=2,C=36,NH=3,V=53,T=19,F=100", 0);
+    Config c = gpt2_config_from_descriptor("L=2,C=36,NH=3,V=53,T=19,F=100", 0);
     c.tied = tied;
     c.embedding_dropout = c.attention_dropout = c.residual_dropout = dropout;
     c.init_range = 0.2;  // far from zero, so that every path of the gradient matters
@@ -162,7 +164,7 @@ static void test_equalities(Tests* t, int tied) {
 }
 
 static void test_initial_values(Tests* t, int tied) {
-    Config config = config_from_descriptor("L=3,C=96,NH=3,V=257,T=64", 0);
+    Config config = gpt2_config_from_descriptor("L=3,C=96,NH=3,V=257,T=64", 0);
     config.tied = tied;
     Bench* b = bench_new(config, 1, 1, 0, 4);
     report_initial_values(t, tied_name(tied), &b->m.buffers, 3, &b->ctx);
@@ -192,7 +194,7 @@ static void test_counts(Tests* t) {
     } sizes[] = {{"d12", 148, 124439808}, {"d24", 292, 354823168}, {"d36", 436, 774030080}, {"d48", 580, 1557611200}};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         Model m;
-        model_plan(&m, config_from_descriptor(sizes[i].name, 0), 1, 1, 0, 0);
+        model_plan(&m, gpt2_config_from_descriptor(sizes[i].name, 0), 1, 1, 0, 0);
         report_counts(t, sizes[i].name, &m.buffers.table, sizes[i].tensors, sizes[i].parameters);
         model_buffers_free_tables(&m.buffers);
     }
@@ -464,7 +466,7 @@ static void test_ops(Tests* t, int recompute) {
     const int more = recompute ? 3 : 0;
     // An op is one kernel, but for two that sum a bias apart, and attention, which is two.
     StepOps want = {forward_ops, recompute ? recomputing_ops : backward_ops, 3, 10, 18 + more, 7, 14 + more};
-    Bench* b = bench_new(config_from_descriptor("L=3,C=128,NH=2,V=53,T=64", 0), 2, 64, recompute, 5);
+    Bench* b = bench_new(gpt2_config_from_descriptor("L=3,C=128,NH=2,V=53,T=64", 0), 2, 64, recompute, 5);
     LoggedStep logged;
     bench_random(b, 5);
     bench_step(b);

@@ -11,7 +11,7 @@
  * floatX: the type of weights and activations; real: full precision. Operand: an input of linear layers, and
  * its 8-bit copy. */
 #define ATTENTION_MASK FULL            // compile attention with this mask only
-#include "llmc/bert/config.h"          // Config: config.json, initial values, names in files
+#include "llmc/bert/config.h"          // BertConfig: config.json, initial values, names in files
 #include "llmc/bert/fill_mask.h"       // samples
 #include "llmc/bert/mlm_evaluation.h"  // sentences, their pairs and masks; results on held-out text
 #include "llmc/bert/next_sentence.h"
@@ -122,7 +122,7 @@ static const TensorRow NEXT_ROWS[] = {  // only with next-sentence prediction; t
 // clang-format on
 
 typedef struct {
-    Config config;
+    BertConfig config;
     // The largest micro-batch: N = B * T tokens, in at most S sequences; M of them are masked.
     int B, T, N, M, S;
     int Vp;  // vocabulary size with padding
@@ -152,7 +152,7 @@ static floatX* input_of(const Model* m, int l) { return l == 0 ? m->a.ln0 : m->a
 
 // One post-layernorm block: each branch's output is added to the branch's input, and the sum is normalised.
 static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
-    const Config* c = &m->config;
+    const BertConfig* c = &m->config;
     const BlockParams* p = &m->p.h[l];
     BlockActs* a = &m->a.h[l];
     int last = l + 1 == c->L, N = s->rows, C = c->C;
@@ -174,7 +174,7 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
 
 // Forward pass up to the last block's layernorm [N, C].
 static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
-    const Config* c = &m->config;
+    const BertConfig* c = &m->config;
     const Sequences* s = &in->sequences;
     Embeddings tables = {.word = m->p.word, .position = m->p.position, .type = m->p.type};
     EmbeddingInputs inputs = {.tokens = in->tokens, .types = in->types, .s = s};
@@ -195,7 +195,7 @@ static void forward_encoder(Model* m, const MlmInput* in, Context* ctx) {
 
 // Compute the logits [M, Vp] of the masked rows of x, the output of a layer.
 static void forward_masked(Model* m, const floatX* x, const MlmInput* in, Context* ctx) {
-    const Config* c = &m->config;
+    const BertConfig* c = &m->config;
     const Acts* a = &m->a;
     int M = in->masked, C = c->C;
     gather_forward(a->masked, x, in->masked_rows, M, C, ctx);
@@ -235,7 +235,7 @@ static Operand branch_gradient(const Model* m, const Sequences* s, int l, int si
 }
 
 static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Context* ctx) {
-    const Config* c = &m->config;
+    const BertConfig* c = &m->config;
     const BlockParams* p = &m->p.h[l];
     const BlockGrads* g = &m->g.h[l];
     BlockActs* a = &m->a.h[l];
@@ -300,7 +300,7 @@ static void backward_next(Model* m, const MlmInput* in, Mode mode, Context* ctx)
 // Backpropagate from the gradient of the last block's layernorm, in m->a.dx, to the encoder's parameters.
 // `word_mode`: how the gradient of the word embedding is written.
 static void backward_encoder(Model* m, const MlmInput* in, Mode word_mode, Mode mode, Context* ctx) {
-    const Config* c = &m->config;
+    const BertConfig* c = &m->config;
     const Sequences* s = &in->sequences;
     EmbeddingGrads dtables = {.word = m->g.word, .position = m->g.position, .type = m->g.type};
     EmbeddingInputs inputs = {.tokens = in->tokens, .types = in->types, .s = s};
@@ -358,7 +358,7 @@ static void evaluate_batch(Model* m, const MlmInput* in, MlmScales scales, Mode 
 
 // Begin the tables with the encoder's rows. A micro-batch has at most B * T tokens, M of them masked, in S
 // sequences. `dims` [DIMS] gets the sizes. Allocates only the tables.
-static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, int recompute, int* dims) {
+static void encoder_plan(Model* m, BertConfig config, int B, int T, int M, int S, int recompute, int* dims) {
     ModelBuffers* b = &m->buffers;
     memset(m, 0, sizeof *m);
     m->config = config, m->recompute = recompute;
@@ -419,7 +419,7 @@ static void encoder_plan(Model* m, Config config, int B, int T, int M, int S, in
 }
 
 // Fill the tables: the encoder, then the pre-training heads.
-static void model_plan(Model* m, Config config, int B, int T, int M, int S, int recompute) {
+static void model_plan(Model* m, BertConfig config, int B, int T, int M, int S, int recompute) {
     int dims[DIMS];
     encoder_plan(m, config, B, T, M, S, recompute, dims);
     TensorTable *table = &m->buffers.table, *acts = &m->buffers.acts_table, *stats = &m->buffers.stats_table;
@@ -472,7 +472,7 @@ static void on_signal(int number) { stop_signal = number; }
 
 // The work of a step of `sequences` rows that contains `counts`.
 static StepWork step_work(const Model* m, MlmCounts counts, int sequences) {
-    const Config* c = &m->config;
+    const BertConfig* c = &m->config;
     StepWork work = {.consumed = sequences, .sequences = counts.sequences, .tokens = counts.tokens};
     work.flops = mlm_encoder_flops(counts, c->L, c->C, c->F) + mlm_heads_flops(counts, c->C, c->V, c->next);
     work.losses[0] = &m->a.loss[0], work.loss_names[0] = "mlm_loss";
@@ -543,7 +543,7 @@ static int settings_flags(Trainer* t) {
 }
 
 // Plan the tensors and memory of a model for sequences of T tokens, and allocate its batches.
-static void plan_model(Run* r, Model* m, MlmSource* data, Config c, MlmRecipe recipe, int T, int recompute) {
+static void plan_model(Run* r, Model* m, MlmSource* data, BertConfig c, MlmRecipe recipe, int T, int recompute) {
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);)
         model_plan(m, c, search.B, T, search.B * recipe.max_predictions, search.B * recipe.pack, recompute);
     mlm_source_alloc(data, recipe, m->B, T, r->micro_steps, &r->ctx);
@@ -558,11 +558,11 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     run_parse(r, flags, argc, argv, "./train_bert [flags]   (none: a small model on the built-in corpus)");
     run_join(r, "data/builtin/bert/train.bin");
     run_find_model(r, "--phase2", t->mlm.phase2);
-    Config config = find_config(r, &t->mlm, &data->words);
+    BertConfig config = bert_config_of_run(r, &t->mlm, &data->words);
     int T = run_sequence_length(r, config.T);
     plan_model(r, model, data, config, mlm_settings_recipe(&t->mlm, T), T, r->settings.recompute);
-    mlm_run_open_data(r, &t->mlm, data, config.V, T, config_write_pretraining(&config));
-    run_init_model(r, &model->buffers, weight_rules(&model->config));
+    mlm_run_open_data(r, &t->mlm, data, config.V, T, bert_config_write_pretraining(&config));
+    run_init_model(r, &model->buffers, bert_weight_rules(&model->config));
 }
 
 static void trainer_close(Trainer* t) {

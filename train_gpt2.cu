@@ -8,13 +8,13 @@
  * channels, C = NH * HS channels, F channels inside the MLP (4 C). s: how the rows are split into sequences.
  * floatX: the type of weights and activations; real: full precision. Operand: an input of linear layers, and
  * its 8-bit copy. */
-#define ATTENTION_MASK CAUSAL        // compile attention with this mask only
-#include "llmc/base/top_k.h"         // softmax_draw(), for samples
-#include "llmc/choices/room.h"       // HellaSwag and similar sets
-#include "llmc/data/lm_data.h"       // the loader of token batches
-#include "llmc/model/config_gpt2.h"  // Config: config.json, initial values, names in files
-#include "llmc/model/linear.h"       // linear layers, GELU and the loss, in floatX and in fp8
-#include "llmc/run/vocabulary.h"     // a run (run.h), its steps (step.h), and its tokenizer
+#define ATTENTION_MASK CAUSAL     // compile attention with this mask only
+#include "llmc/base/top_k.h"      // softmax_draw(), for samples
+#include "llmc/choices/room.h"    // HellaSwag and similar sets
+#include "llmc/data/lm_data.h"    // the loader of token batches
+#include "llmc/gpt2/config.h"     // Gpt2Config: config.json, initial values, names in files
+#include "llmc/model/linear.h"    // linear layers, GELU and the loss, in floatX and in fp8
+#include "llmc/run/vocabulary.h"  // a run (run.h), its steps (step.h), and its tokenizer
 
 // ---------------------------------------------------------------------------------------------------------
 // Parameters. A linear layer's weight is [out, in] in memory, and [in, out] in GPT-2's files ("Conv1D").
@@ -92,7 +92,7 @@ static const TensorRow PARAMETERS[] = {
 // clang-format on
 
 typedef struct {
-    Config config;
+    Gpt2Config config;
     int B, T, N;  // size of a micro-batch: N = B * T rows
     int Vp;       // vocabulary size with padding
     int recompute;
@@ -113,7 +113,7 @@ static Dropout dropout_at(const Model* m, const Sequences* s, int layer, int sit
 }
 
 static AttentionShape attention_at(const Model* m, const Sequences* s, int layer) {
-    const Config* c = &m->config;
+    const Gpt2Config* c = &m->config;
     Dropout dropout = dropout_at(m, s, layer, SITE_DROPOUT_ATTENTION);
     return (AttentionShape){.NH = c->NH, .HS = c->C / c->NH, .mask = CAUSAL, .dropout = dropout};
 }
@@ -124,7 +124,7 @@ static floatX* residual_into(const Model* m, int l) { return l == 0 ? m->a.embed
 // One pre-layernorm block. Its ln1 has already been computed. It ends with the next layernorm, because the
 // residual addition and the layernorm that reads the sum are one fused op.
 static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
-    const Config* c = &m->config;
+    const Gpt2Config* c = &m->config;
     const BlockParams* p = &m->p.h[l];
     BlockActs* a = &m->a.h[l];
     int last = l + 1 == c->L, N = s->rows, C = c->C;
@@ -149,7 +149,7 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
 
 // Forward pass up to the final layernorm, m->a.lnf [N, C].
 static void forward(Model* m, const Batch* b, Context* ctx) {
-    const Config* c = &m->config;
+    const Gpt2Config* c = &m->config;
     const Sequences* s = &b->s;
     Embeddings tables = {.word = m->p.wte, .position = m->p.wpe};
     EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = s};
@@ -198,7 +198,7 @@ static Operand branch_gradient(const Model* m, const Sequences* s, int l, int si
 
 // The reverse of forward_block(). The next layernorm's backward pass has already run. The last op is ln1's.
 static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Context* ctx) {
-    const Config* c = &m->config;
+    const Gpt2Config* c = &m->config;
     const BlockParams* p = &m->p.h[l];
     const BlockGrads* g = &m->g.h[l];
     BlockActs* a = &m->a.h[l];
@@ -240,7 +240,7 @@ static void backward_block(Model* m, int l, const Sequences* s, Mode mode, Conte
 
 // Backpropagate from the gradient of the logits, which compute_loss() wrote, to all parameters.
 static void backward(Model* m, const Batch* b, Mode mode, Context* ctx) {
-    const Config* c = &m->config;
+    const Gpt2Config* c = &m->config;
     const Sequences* s = &b->s;
     int N = s->rows, C = c->C;
     Rows rows = {.N = N, .C = C};
@@ -291,7 +291,7 @@ static double model_loss(const Model* m, Context* ctx) { return model_buffers_nu
 
 // Fill the tables for this configuration and micro-batches of B sequences of T tokens. `doc_mask`: 1 keeps
 // attention within documents or other parts of a sequence. Allocates only the tables.
-static void model_plan(Model* m, Config c, int B, int T, int recompute, int doc_mask) {
+static void model_plan(Model* m, Gpt2Config c, int B, int T, int recompute, int doc_mask) {
     ModelBuffers* b = &m->buffers;
     memset(m, 0, sizeof *m);
     m->config = c, m->recompute = recompute;
@@ -375,7 +375,7 @@ static void on_signal(int number) { stop_signal = number; }
 // The work of a step of `sequences` sequences. FLOPs per token: 6 for each parameter but position embeddings,
 // and those of attention, counted as if every token attended to its whole sequence.
 static StepWork step_work(const Model* m, int sequences) {
-    const Config* c = &m->config;
+    const Gpt2Config* c = &m->config;
     double N = (double)(m->buffers.table.parameters - (size_t)c->T * (size_t)c->C), n = sequences;
     StepWork work = {.consumed = sequences, .sequences = n, .tokens = n * m->T, .losses = {m->a.loss}};
     work.flops = work.tokens * (6 * N + 12.0 * c->L * c->C * m->T);
@@ -477,13 +477,13 @@ static int settings_flags(Trainer* t) {
 }
 
 // The configuration of the model at r->source.
-static Config find_config(Run* r) {
+static Gpt2Config find_config(Run* r) {
     char* sizes = find_llmc_model(r->source, &r->directory, &r->weights);
     char* path = r->directory && !sizes ? xprintf("%s/config.json", r->directory) : NULL;
     run_find_tokenizer(r, r->directory, r->data_directory);
     int data_V = r->tokenizer.size ? r->tokenizer.size : 50257;
-    Config c = path ? config_read(path) : config_from_descriptor(sizes ? sizes : r->source, data_V);
-    if (r->weights && c.tied) c.tied = weights_tie(r->weights, "transformer.", HEAD, 1, r->group.rank == 0);
+    Gpt2Config c = path ? gpt2_config_read(path) : gpt2_config_from_descriptor(sizes ? sizes : r->source, data_V);
+    if (r->weights && c.tied) c.tied = weights_tie(r->weights, "transformer.", GPT2_HEAD, 1, r->group.rank == 0);
     const double p = r->settings.dropout;
     if (p >= 0) c.embedding_dropout = c.attention_dropout = c.residual_dropout = p;
     free(path), free(sizes);
@@ -491,7 +491,7 @@ static Config find_config(Run* r) {
 }
 
 // Plan the tensors and memory of a model for sequences of T tokens, and allocate its batches.
-static void plan_model(Trainer* t, Config config, int T, int recompute) {
+static void plan_model(Trainer* t, Gpt2Config config, int T, int recompute) {
     Run* r = &t->run;
     Model* m = &t->model;
     int doc_mask = r->settings.doc_mask, cuts = doc_mask ? run_end_of_text(r, config.V) : NO_CUTS;
@@ -505,13 +505,13 @@ static void plan_model(Trainer* t, Config config, int T, int recompute) {
 // Open the data and the sets, and write the text of the model's config.json.
 static void open_data(Trainer* t) {
     Run* r = &t->run;
-    const Config* c = &t->model.config;
+    const Gpt2Config* c = &t->model.config;
     int end_of_text = run_end_of_text(r, c->V);
     Text keys = {NULL, 0, 0};
     json_put_integer(&keys, "n_ctx", c->T);  // n_positions under an older name, which some converters read
     json_put_integer(&keys, "bos_token_id", end_of_text);
     json_put_integer(&keys, "eos_token_id", run_eos(r, c->V, end_of_text));
-    Text text = config_text("GPT2LMHeadModel", "gpt2", keys, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
+    Text text = config_text("GPT2LMHeadModel", "gpt2", keys, c, GPT2_CONFIG, COUNT_OF(GPT2_CONFIG));
     multiple_choice_sets_open(&t->choices, c->V, t->model.T, &r->group);
     vocabulary_open_data(r, &t->data, c->V, text);
 }
@@ -529,10 +529,10 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     run_parse(r, settings_flags(t), argc, argv, usage);
     run_join(r, "data/builtin/train.bin");
     run_find_model(r, "", "");
-    Config config = find_config(r);
+    Gpt2Config config = find_config(r);
     plan_model(t, config, run_sequence_length(r, config.T), r->settings.recompute);
     open_data(t);
-    run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
+    run_init_model(r, &t->model.buffers, gpt2_weight_rules(&t->model.config));
 }
 
 #ifndef OTHER_MAIN  // apps/use_gpt2.cu has its own

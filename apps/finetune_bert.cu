@@ -148,7 +148,7 @@ static void backward_task(TaskModel* m, const MlmInput* in, Mode mode, Context* 
 static size_t task_ints(const TaskModel* m) { return m->task == TASK_CLASSIFY ? 3 * (size_t)m->encoder.S + 1 : 0; }
 
 // Fill the tables for micro-batches of at most B sequences of at most T tokens. Allocates only the tables.
-static void task_plan(TaskModel* m, Config config, Task task, int K, int B, int T, int recompute) {
+static void task_plan(TaskModel* m, BertConfig config, Task task, int K, int B, int T, int recompute) {
     int dims[TASK_DIMS], is_answer = task == TASK_ANSWER, M = is_answer ? B * T : B;
     memset(m, 0, sizeof *m);
     encoder_plan(&m->encoder, config, B, T, M, B, recompute, dims);
@@ -199,7 +199,7 @@ static void task_free(TaskModel* m) {
 }
 
 // Accept the encoder weights of any BERT, with or without heads.
-static WeightRules task_weight_rules(const Config* c) {
+static WeightRules task_weight_rules(const BertConfig* c) {
     static const char* const ignored[] = {"embeddings.position_ids",
                                           "predictions.decoder.weight",
                                           "predictions.decoder.bias",
@@ -219,7 +219,7 @@ static WeightRules task_weight_rules(const Config* c) {
                                           "qa_outputs.weight",
                                           "qa_outputs.bias"};
     static const char* const may_lack[] = {"bert.pooler.", "classifier.", "qa_outputs."};
-    WeightRules rules = weight_rules(c);
+    WeightRules rules = bert_weight_rules(c);
     rules.file.ignored = ignored, rules.file.ignored_count = COUNT_OF(ignored);
     rules.file.may_lack = may_lack, rules.file.may_lack_count = COUNT_OF(may_lack);
     return rules;
@@ -243,7 +243,7 @@ static void on_signal(int number) { stop_signal = number; }
 
 // The work of a step of `sequences` examples that contains `counts`.
 static StepWork step_work(const TaskModel* m, MlmCounts counts, int sequences) {
-    const Config* c = &m->encoder.config;
+    const BertConfig* c = &m->encoder.config;
     double head = c->C * (m->task == TASK_CLASSIFY ? counts.sequences : m->K * counts.tokens);
     return (StepWork){.consumed = sequences,
                       .sequences = counts.sequences,
@@ -304,13 +304,13 @@ static int settings_flags(Trainer* t) {
 
 // The text of the model's config.json. `names`: the class names.
 static Text task_config_write(const TaskModel* m, const LabelNames* names) {
-    const Config* c = &m->encoder.config;
+    const BertConfig* c = &m->encoder.config;
     Text keys = {NULL, 0, 0};
-    if (m->task == TASK_ANSWER) return config_write(c, "BertForQuestionAnswering", keys);
+    if (m->task == TASK_ANSWER) return bert_config_write(c, "BertForQuestionAnswering", keys);
     json_put_number(&keys, "classifier_dropout", c->classifier_dropout);
     json_put_string(&keys, "problem_type", m->K == 1 ? "regression" : "single_label_classification");
     task_write_names(&keys, names, m->K);
-    return config_write(c, "BertForSequenceClassification", keys);
+    return bert_config_write(c, "BertForSequenceClassification", keys);
 }
 
 // Find the model, and plan its tensors and memory.
@@ -320,7 +320,7 @@ static void open_model(Trainer* t) {
     ModelBuffers* buffers = &t->model.encoder.buffers;
     run_find_model(r, "", "");
     fill_mask_find_words(&t->data.words, r, r->directory, r->data_directory);
-    Config config = config_find(r->directory, s, &t->data.words);
+    BertConfig config = bert_config_find(r->directory, s, &t->data.words);
     if (r->directory) t->examples.classes = task_find_names(&t->examples.names, r->directory, &t->task);
     int K = task_outputs(&t->task, t->examples.classes), T;
     task_check_head(&t->task, s, r->weights, K);

@@ -92,7 +92,7 @@ static void program_open(Program* p, int argc, char** argv) {
         die(USAGE, "nothing to do: give --fill TEXT, --embed FILE, --evaluate 1 or --explain TEXT");
     run_join(r, has_text || explains ? NULL : "data/builtin/bert/train.bin");
     run_find_model(r, "", "");
-    Config c = find_config(r, &t->mlm, &t->data.words);
+    BertConfig c = bert_config_of_run(r, &t->mlm, &t->data.words);
     embed_check_model(&p->text, r->weights, r->group.size);
     if (explains) c.next = explain_mlm_has_next(&p->explanation, &p->explain, r->weights, c.next);
     int T = run_sequence_length(r, c.T);
@@ -100,9 +100,9 @@ static void program_open(Program* p, int argc, char** argv) {
     MlmRecipe recipe = {.max_predictions = explains ? p->explain.predictions : *p->text.fill ? T : 1, .pack = 1};
     if (!has_text && !explains) recipe = mlm_settings_recipe(&t->mlm, T);
     plan_model(r, &t->model, &t->data, c, recipe, T, explains ? RECOMPUTE_NOTHING : FORWARD_ONLY);
-    if (!has_text && !explains) mlm_run_open_data(r, &t->mlm, &t->data, c.V, T, config_write_pretraining(&c));
+    if (!has_text && !explains) mlm_run_open_data(r, &t->mlm, &t->data, c.V, T, bert_config_write_pretraining(&c));
     if (r->train_pattern && !t->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    run_init_model(r, &t->model.buffers, weight_rules(&t->model.config));
+    run_init_model(r, &t->model.buffers, bert_weight_rules(&t->model.config));
 }
 
 int main(int argc, char** argv) {

@@ -26,7 +26,7 @@ typedef struct {
 
 // forward_block() for the token at `position`.
 static void decode_block(Model* m, int l, int position, Context* ctx) {
-    const Config* c = &m->config;
+    const Gpt2Config* c = &m->config;
     const BlockParams* p = &m->p.h[l];
     const BlockActs* a = &m->a.h[l];
     int last = l + 1 == c->L, C = c->C;
@@ -51,7 +51,7 @@ static void decode_block(Model* m, int l, int position, Context* ctx) {
 
 // forward() for one token, at `position`. Its final layernorm is the first row of m->a.lnf.
 static void decode(Model* m, int position, const Batch* b, Context* ctx) {
-    const Config* c = &m->config;
+    const Gpt2Config* c = &m->config;
     const BlockActs* first = &m->a.h[0];
     Embeddings tables = {.word = m->p.wte, .position = m->p.wpe};
     EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = &b->s};
@@ -109,7 +109,7 @@ static void evaluate(Trainer* t) {
 static void explain(Trainer* t, Explanation* e) {
     Run* r = &t->run;
     Model* m = &t->model;
-    const Config* c = &m->config;
+    const Gpt2Config* c = &m->config;
     ExplainSizes sizes = {.L = c->L, .NH = c->NH, .C = c->C, .V = c->V};
     Batch b = explain_lm_load(e, &t->data, &m->buffers, sizes, &r->ctx);
     Rows rows = {.N = b.s.rows, .C = c->C};
@@ -147,7 +147,7 @@ static void program_open(Program* p, int argc, char** argv) {
     if (!r->settings.evaluate) die(USAGE, "nothing to do: give --generate N, --evaluate 1 or --explain TEXT");
     run_join(r, generates || explains ? NULL : "data/builtin/train.bin");
     run_find_model(r, "", "");
-    Config config = find_config(r);
+    Gpt2Config config = find_config(r);
     int T = run_sequence_length(r, config.T), has_cache = attention_decode_takes(config.C / config.NH);
     if (generates) generation_open(&p->text, &p->generate, r, T, config.V, has_cache);
     if (explains) T = explain_lm_open(&p->explanation, &p->explain, r, config.V, T);
@@ -156,7 +156,7 @@ static void program_open(Program* p, int argc, char** argv) {
     else if (!r->weights) warn("-e %s: has random weights; name a trained model", r->source);
     if (r->train_pattern && !t->data.has_val && !t->choices.count)
         die(USAGE, "--evaluate 1 needs validation data or multiple-choice sets; name them with -j or --choices");
-    run_init_model(r, &m->buffers, weight_rules(&m->config));
+    run_init_model(r, &m->buffers, gpt2_weight_rules(&m->config));
 }
 
 int main(int argc, char** argv) {

@@ -9,11 +9,11 @@
 #ifndef APPS_USE_GENERATE_H
 #define APPS_USE_GENERATE_H
 
+#include "apps/use/bpe.h"
 #include "apps/use/sampler.h"
 #include "llmc/base/process.h"
 #include "llmc/base/rng.h"
 #include "llmc/run/vocabulary.h"
-#include "apps/use/bpe.h"
 
 typedef struct {
     int generate, samples;  // tokens of a text, and texts

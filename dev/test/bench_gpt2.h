@@ -20,7 +20,7 @@ static void bench_open_fp8(Bench* b, Config config, int B, int T, int recompute,
     optimizer_init_shard(&b->o, &b->m.buffers.table, (UpdateSettings){.kind = ADAMW, .master = WITH_MASTER},
                          tensors_updated(&b->m.buffers.table), &b->ctx);
     b->m.buffers.master = b->o.master;
-    WeightRules rules = weight_rules(&config);
+    WeightRules rules = gpt2_weight_rules(&config);
     model_buffers_init(&b->m.buffers, &b->o, &rules, seed, &b->ctx);
     b->m.buffers.dropout.seed = seed;
 }
@@ -31,7 +31,7 @@ static void bench_open(Bench* b, Config config, int B, int T, int recompute, uin
 
 // Read a file of weights.
 static void bench_load(Bench* b, const char* path) {
-    WeightRules rules = weight_rules(&b->m.config);
+    WeightRules rules = gpt2_weight_rules(&b->m.config);
     model_buffers_read(&b->m.buffers, &b->o, path, &rules.file, &b->ctx);
 }
 

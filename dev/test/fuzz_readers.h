@@ -8,6 +8,7 @@
 
 #include "apps/tune/labelled.h"
 #include "apps/tune/squad.h"
+#include "apps/use/bpe.h"
 #include "dev/test/child.h"
 #include "fuzz.h"
 #include "fuzz_mutate.h"
@@ -16,7 +17,6 @@
 #include "llmc/checkpoint/loss_svg.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/data/safetensors.h"
-#include "apps/use/bpe.h"
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/wordpiece.h"
 

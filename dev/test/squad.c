@@ -312,13 +312,21 @@ static int normalize_all(const char* path) {
     return 0;
 }
 
+static int number_of(const char* text) {
+    char* end;
+    long value = strtol(text, &end, 10);
+    if (*end || end == text || value < 0 || value > 1 << 20) die(USAGE, "%s: is not a number up to 2^20", text);
+    return (int)value;
+}
+
 static int check(int argc, char** argv) {
     if (argc == 3 && strcmp(argv[1], "normalize") == 0) return normalize_all(argv[2]);
     if (argc != 6 || strcmp(argv[1], "windows") != 0) die(USAGE, "usage: the first lines of dev/test/squad.c show it");
     Squad s;
     Examples e;
     if (wordpiece_open(&words, argv[2], CASE_OF_MODEL) != 0) die(USAGE, "%s: holds no vocab.txt", argv[2]);
-    squad_open(&s, &e, argv[3], &words, (SquadSettings){atoi(argv[4]), atoi(argv[5]), 16, 30, SQUAD_EVALUATE});
+    squad_open(&s, &e, argv[3], &words,
+               (SquadSettings){number_of(argv[4]), number_of(argv[5]), 16, 30, SQUAD_EVALUATE});
     show_windows(&s, &e);
     squad_close(&s), examples_close(&e), wordpiece_free(&words);
     return 0;

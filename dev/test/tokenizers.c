@@ -9,10 +9,10 @@
  *
  *     test_tokenizers [NAME]      the tests whose name contains NAME */
 
+#include "apps/use/bpe.h"
 #include "dev/data/corpus_files.h"
 #include "dev/test/tests.h"
 #include "llmc/run/find_files.h"
-#include "apps/use/bpe.h"
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/wordpiece.h"
 

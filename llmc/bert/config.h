@@ -13,53 +13,53 @@ typedef struct {
     Gelu gelu;
     double eps, init_range;
     double hidden_dropout, attention_dropout, classifier_dropout;
-} Config;
+} BertConfig;
 
 // clang-format off
-static const char* const HEAD[][2] = {{"embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"}, {"cls.predictions.bias", "cls.predictions.decoder.bias"}};  // may be tied
-static const char* const OLD_NAMES[][2] = {{"cls.predictions.bias", "cls.predictions.decoder.bias"}, {"cls.predictions.decoder.bias", "cls.predictions.bias"},
+static const char* const BERT_HEAD[][2] = {{"embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"}, {"cls.predictions.bias", "cls.predictions.decoder.bias"}};  // may be tied
+static const char* const BERT_OLD_NAMES[][2] = {{"cls.predictions.bias", "cls.predictions.decoder.bias"}, {"cls.predictions.decoder.bias", "cls.predictions.bias"},
                                            {"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}};  // older names in files
 
-static const ConfigRow CONFIG_ROWS[] = {
+static const ConfigRow BERT_CONFIG[] = {
     // key                            type         field                               default        allowed     descriptor
-    {"hidden_act",                     CONFIG_GELU, offsetof(Config, gelu),              GELU_ERF,      0, 1},
-    {"num_hidden_layers",              CONFIG_INT,  offsetof(Config, L),                 CONFIG_NEEDED, 1, 1 << 12, "L"},
-    {"num_attention_heads",            CONFIG_INT,  offsetof(Config, NH),                CONFIG_NEEDED, 1, 1 << 12, "NH"},
-    {"hidden_size",                    CONFIG_INT,  offsetof(Config, C),                 CONFIG_NEEDED, 1, 1 << 20, "C"},
-    {"intermediate_size",              CONFIG_INT,  offsetof(Config, F),                 CONFIG_NEEDED, 1, 1 << 22, "F"},
-    {"max_position_embeddings",        CONFIG_INT,  offsetof(Config, T),                 CONFIG_NEEDED, 1, 1 << 20, "T"},
-    {"vocab_size",                     CONFIG_INT,  offsetof(Config, V),                 CONFIG_NEEDED, 1, 1 << 24, "V"},
-    {"type_vocab_size",                CONFIG_INT,  offsetof(Config, types),             2,             2, 1 << 10},
-    {"layer_norm_eps",                 CONFIG_REAL, offsetof(Config, eps),               1e-12,         0, 1},
-    {"initializer_range",              CONFIG_REAL, offsetof(Config, init_range),        0.02,          0, 1},
-    {"hidden_dropout_prob",            CONFIG_REAL, offsetof(Config, hidden_dropout),    0.1,           0, 0.999},
-    {"attention_probs_dropout_prob",   CONFIG_REAL, offsetof(Config, attention_dropout), 0.1,           0, 0.999},
-    {"pad_token_id",                   CONFIG_TOKEN, offsetof(Config, padding),          0,             -1, 1 << 24},
-    {"tie_word_embeddings",            CONFIG_BOOL, offsetof(Config, tied),              1,             0, 1, "tied"},
+    {"hidden_act",                     CONFIG_GELU, offsetof(BertConfig, gelu),              GELU_ERF,      0, 1},
+    {"num_hidden_layers",              CONFIG_INT,  offsetof(BertConfig, L),                 CONFIG_NEEDED, 1, 1 << 12, "L"},
+    {"num_attention_heads",            CONFIG_INT,  offsetof(BertConfig, NH),                CONFIG_NEEDED, 1, 1 << 12, "NH"},
+    {"hidden_size",                    CONFIG_INT,  offsetof(BertConfig, C),                 CONFIG_NEEDED, 1, 1 << 20, "C"},
+    {"intermediate_size",              CONFIG_INT,  offsetof(BertConfig, F),                 CONFIG_NEEDED, 1, 1 << 22, "F"},
+    {"max_position_embeddings",        CONFIG_INT,  offsetof(BertConfig, T),                 CONFIG_NEEDED, 1, 1 << 20, "T"},
+    {"vocab_size",                     CONFIG_INT,  offsetof(BertConfig, V),                 CONFIG_NEEDED, 1, 1 << 24, "V"},
+    {"type_vocab_size",                CONFIG_INT,  offsetof(BertConfig, types),             2,             2, 1 << 10},
+    {"layer_norm_eps",                 CONFIG_REAL, offsetof(BertConfig, eps),               1e-12,         0, 1},
+    {"initializer_range",              CONFIG_REAL, offsetof(BertConfig, init_range),        0.02,          0, 1},
+    {"hidden_dropout_prob",            CONFIG_REAL, offsetof(BertConfig, hidden_dropout),    0.1,           0, 0.999},
+    {"attention_probs_dropout_prob",   CONFIG_REAL, offsetof(BertConfig, attention_dropout), 0.1,           0, 0.999},
+    {"pad_token_id",                   CONFIG_TOKEN, offsetof(BertConfig, padding),          0,             -1, 1 << 24},
+    {"tie_word_embeddings",            CONFIG_BOOL, offsetof(BertConfig, tied),              1,             0, 1, "tied"},
     {"is_decoder",                     CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
     {"add_cross_attention",            CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
 };
 // clang-format on
 
 // "bert-base", "bert-large", or "L=4,C=128,NH=4,V=261,T=128,F=512,tied=1". V: `data_V` by default, F: 4 C.
-static inline Config config_from_descriptor(const char* text, int data_V) {
+static inline BertConfig bert_config_from_descriptor(const char* text, int data_V) {
     static const ConfigPublished published[] = {{"bert-base", "L=12,NH=12,C=768,V=30522,T=512"},
                                                 {"bert-large", "L=24,NH=16,C=1024,V=30522,T=512"}};
-    Config c = {.L = 4, .NH = 4, .C = 128, .V = data_V, .T = 128, .types = 2, .next = 1, .tied = 1};
+    BertConfig c = {.L = 4, .NH = 4, .C = 128, .V = data_V, .T = 128, .types = 2, .next = 1, .tied = 1};
     c.gelu = GELU_ERF, c.eps = 1e-12, c.init_range = 0.02;
-    config_sizes_find(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), published, COUNT_OF(published), text,
+    config_sizes_find(&c, BERT_CONFIG, COUNT_OF(BERT_CONFIG), published, COUNT_OF(published), text,
                       "bert-base, bert-large, nor sizes like L=4,C=128,NH=4,T=128");
     return c;
 }
 
 // Read a config.json. An unsupported value is an error that reports the key.
-static inline Config config_read(const char* path) {
+static inline BertConfig bert_config_read(const char* path) {
     Json json;
-    Config c;
+    BertConfig c;
     json_load(&json, path, CONFIG_MAX_FILE);
     config_expect(json.root, "model_type", "bert", path);
     config_expect(json.root, "position_embedding_type", "absolute", path);
-    config_rows_read(&c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS), json.root, path);
+    config_rows_read(&c, BERT_CONFIG, COUNT_OF(BERT_CONFIG), json.root, path);
     c.classifier_dropout = config_probability(json.root, "classifier_dropout", c.hidden_dropout, path);
     c.next = 1;
     json_free(&json);
@@ -67,10 +67,10 @@ static inline Config config_read(const char* path) {
 }
 
 // The configuration of the model in `directory`, or of -e if NULL. --dropout overrides all probabilities.
-static inline Config config_find(const char* directory, const Settings* s, const WordPiece* words) {
+static inline BertConfig bert_config_find(const char* directory, const Settings* s, const WordPiece* words) {
     char* path = directory ? xprintf("%s/config.json", directory) : NULL;
     int data_V = words->size ? words->size : 30522;
-    Config config = path ? config_read(path) : config_from_descriptor(s->model, data_V);
+    BertConfig config = path ? bert_config_read(path) : bert_config_from_descriptor(s->model, data_V);
     if (!path && words->size) config.padding = words->pad;
     const double p = s->dropout;
     if (p >= 0) config.hidden_dropout = config.attention_dropout = config.classifier_dropout = p;
@@ -79,27 +79,27 @@ static inline Config config_find(const char* directory, const Settings* s, const
 }
 
 // The text of the model's config.json. `keys`: members that describe a task's head.
-static inline Text config_write(const Config* c, const char* architecture, Text keys) {
-    return config_text(architecture, "bert", keys, c, CONFIG_ROWS, COUNT_OF(CONFIG_ROWS));
+static inline Text bert_config_write(const BertConfig* c, const char* architecture, Text keys) {
+    return config_text(architecture, "bert", keys, c, BERT_CONFIG, COUNT_OF(BERT_CONFIG));
 }
 
 // The configuration of the model at r->source, for pre-training.
-static inline Config find_config(Run* r, const MlmSettings* s, WordPiece* words) {
+static inline BertConfig bert_config_of_run(Run* r, const MlmSettings* s, WordPiece* words) {
     fill_mask_find_words(words, r, r->directory, r->data_directory);
-    Config config = config_find(r->directory, &r->settings, words);
+    BertConfig config = bert_config_find(r->directory, &r->settings, words);
     config.next = s->next_sentence;
     if (r->weights && config.tied)
-        config.tied = weights_tie(r->weights, "bert.", HEAD, COUNT_OF(HEAD), r->group.rank == 0);
+        config.tied = weights_tie(r->weights, "bert.", BERT_HEAD, COUNT_OF(BERT_HEAD), r->group.rank == 0);
     return config;
 }
 
 // The same of a model for pre-training.
-static inline Text config_write_pretraining(const Config* c) {
-    return config_write(c, c->next ? "BertForPreTraining" : "BertForMaskedLM", (Text){NULL, 0, 0});
+static inline Text bert_config_write_pretraining(const BertConfig* c) {
+    return bert_config_write(c, c->next ? "BertForPreTraining" : "BertForMaskedLM", (Text){NULL, 0, 0});
 }
 
 // Initial values, and which tensors a weight file may have or lack: all heads, or only the second one.
-static inline WeightRules weight_rules(const Config* c) {
+static inline WeightRules bert_weight_rules(const BertConfig* c) {
     static const char* const ignored[] = {
         "predictions.decoder.weight", "predictions.decoder.bias", "predictions.bias",  // of a tied decoder
         "embeddings.position_ids",
@@ -107,7 +107,7 @@ static inline WeightRules weight_rules(const Config* c) {
         "pooler.dense.weight", "pooler.dense.bias", "seq_relationship.weight", "seq_relationship.bias"};
     static const char* const may_lack[] = {"bert.pooler.", "cls."};
     FileRules file = {.optional_prefix = "bert.", .ignored = ignored, .ignored_count = c->next ? 4 : 8};
-    file.aliases = OLD_NAMES, file.alias_count = COUNT_OF(OLD_NAMES), file.preferred_count = 1;
+    file.aliases = BERT_OLD_NAMES, file.alias_count = COUNT_OF(BERT_OLD_NAMES), file.preferred_count = 1;
     file.may_lack = may_lack, file.may_lack_count = 2;
     WeightRules rules = {.std = c->init_range, .residual_std = c->init_range, .file = file};
     // The word embedding is the first tensor. The padding token's row starts as zero.

@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 static inline void flash_attention_forward(floatX* out, real* lse, const floatX* qkv, const Sequences* s,
-                                          AttentionShape shape, Context* ctx) {
+                                           AttentionShape shape, Context* ctx) {
     if (s->rows == 0) return;
     if (shape.HS > CHANNELS || shape.HS % 8 != 0 || shape.dropout.threshold) {
         fused_attention_forward(out, lse, qkv, s, shape, ctx);

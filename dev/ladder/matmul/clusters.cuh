@@ -152,7 +152,7 @@ static __global__ void __launch_bounds__(CLUSTER_GROUPS* WARPGROUP, 1)
 }
 
 static inline void clusters_matmul_forward(floatX* y, const floatX* x, Linear p, int N, int IC, int OC, Mode mode,
-                                       Context* ctx) {
+                                           Context* ctx) {
     if (!HOPPER_BUILD || ctx->capability != 90 || IC % 8 != 0) {
         wgmma_matmul_forward(y, x, p, N, IC, OC, mode, ctx);
         return;
