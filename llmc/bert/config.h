@@ -52,6 +52,13 @@ static inline BertConfig bert_config_from_descriptor(const char* text, int data_
     return c;
 }
 
+// The value of `key`, a probability, or `fallback` if the key is absent.
+static inline double bert_config_probability(const JsonNode* json, const char* key, double fallback, const char* file) {
+    double p = json_get_double_or(json, key, fallback, file);
+    if (!(p >= 0 && p < 1)) die(USAGE, "%s: key \"%s\": %g is out of range; allowed: 0..1", file, key, p);
+    return p;
+}
+
 // Read a config.json. An unsupported value is an error that reports the key.
 static inline BertConfig bert_config_read(const char* path) {
     Json json;
@@ -60,7 +67,7 @@ static inline BertConfig bert_config_read(const char* path) {
     config_expect(json.root, "model_type", "bert", path);
     config_expect(json.root, "position_embedding_type", "absolute", path);
     config_rows_read(&c, BERT_CONFIG, COUNT_OF(BERT_CONFIG), json.root, path);
-    c.classifier_dropout = config_probability(json.root, "classifier_dropout", c.hidden_dropout, path);
+    c.classifier_dropout = bert_config_probability(json.root, "classifier_dropout", c.hidden_dropout, path);
     c.next = 1;
     json_free(&json);
     return c;

@@ -134,13 +134,6 @@ static inline void config_expect(const JsonNode* json, const char* key, const ch
         die(USAGE, "%s: key \"%s\": is \"%s\", but this trainer reads \"%s\"", file, key, text, value);
 }
 
-// The value of `key`, a probability, or `fallback` if the key is absent.
-static inline double config_probability(const JsonNode* json, const char* key, double fallback, const char* file) {
-    double p = json_get_double_or(json, key, fallback, file);
-    if (!(p >= 0 && p < 1)) die(USAGE, "%s: key \"%s\": %g is out of range; allowed: 0..1", file, key, p);
-    return p;
-}
-
 // A published model: its name, and its sizes as a descriptor.
 typedef struct {
     const char *name, *sizes;
