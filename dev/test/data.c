@@ -1,8 +1,7 @@
-/* Tests of llmc/data, of masked batches and of WordPiece: what is written reads back, batches agree however they are
+/* Tests of llmc/data and of masked batches: what is written reads back, batches agree however they are
  * cut, and bad files end with exit status 2 and one line that names them.
  *
  *     ./test_data [NAME]                               the tests whose name contains NAME
- *     ./test_data wordpiece VOCABULARY_FOLDER FILE     the tokens of each line, for dev/test/check_wordpiece.py
  *     ./test_data sentences PATTERN VOCABULARY_FOLDER  the sentences of a data set in words, for dev/test/prepare.py */
 #include "dev/data/corpus_files.h"
 #include "dev/test/tests.h"
@@ -12,8 +11,6 @@
 #include "llmc/data/token_scan.h"
 #include "llmc/data/val_entropy.h"
 #include "llmc/model/tokenizer_files.h"
-#include "llmc/run/find_files.h"
-#include "llmc/text/tokenizer.h"
 #include "llmc/text/wordpiece.h"
 
 // ---------------------------------------------------------------------------------------------------------
@@ -438,54 +435,6 @@ static void test_safetensors_refused(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Tokenizer
-
-static void open_tokenizer(const char* path) {
-    Tokenizer k;
-    char* directory = directory_of(path);
-    if (tokenizer_open(&k, directory) != 0) die(LOST_PEER, "%s: no tokenizer", path);
-    tokenizer_free(&k);
-    free(directory);
-}
-
-// Characters of the byte alphabet and others, ids that are not in use, and a special token, whose text is as it is.
-#define TOKENIZER                                                                                                      \
-    "{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteLevel\"}]},"                                    \
-    "\"added_tokens\":[{\"id\":9,\"content\":\"<|endoftext|>\"},{\"id\":11,\"content\":\"\\u0120 x\"}],"               \
-    "\"model\":{\"vocab\":{\"a\":0,\"\\u0120the\":5,\"\\u010a\":2,\"\\u00e2\\u0136\\u00a2\":3,\"\\u0143\":6,"          \
-    "\"\xe4\xb8\xad\":8}}}"
-
-static char* put_tokenizer(const Tests* t, const char* text) { return put_text_file(t, "tokenizer.json", text); }
-
-static void test_tokenizer(Tests* t) {
-    // By id, from -1 on; NULL: no token.
-    static const char* const tokens[] = {NULL,         "a",    NULL, "\n",           "\xe2\x94\xa2",  NULL,
-                                         " the",       "\xad", NULL, "\xe4\xb8\xad", "<|endoftext|>", NULL,
-                                         "\xc4\xa0 x", NULL};
-    static const TextChange changes[] = {
-        {"ByteLevel", "Strip", "not a byte-level tokenizer"},
-        {"\"vocab\":", "\"vocab\":[],\"x\":", "no object of tokens"},
-        {"\"content\":\"<", "\"x\":\"<", "no content"},
-        {"\"id\":9,", "", "token \"<|endoftext|>\": its id"},
-        {"\"a\":0", "\"a\":2", "its id 2 is also another token's"},
-        {"\"a\":0", "\"a\":-1", "token \"a\": its id"},
-        {"\"a\":0", "\"a\":999999999", "token \"a\": its id"},
-    };
-    Tokenizer k;
-    size_t n;
-    EXPECT(t, tokenizer_open(&k, t->directory) == -1);
-    free(put_tokenizer(t, TOKENIZER));
-    EXPECT(t, tokenizer_open(&k, t->directory) == 0 && k.size == 12 && tokenizer_end_of_text(&k) == 9);
-    for (int id = -1; id < (int)COUNT_OF(tokens) - 1; id++) {
-        const char *got = tokenizer_decode(&k, id, &n), *want = tokens[id + 1];
-        if (got && want ? n != strlen(want) || memcmp(got, want, n) != 0 : got || want)
-            fail(t, "token %d is '%.*s', not '%s'", id, got ? (int)n : 0, got ? got : "", want ? want : "");
-    }
-    tokenizer_free(&k);
-    expect_text_changes(t, "tokenizer.json", TOKENIZER, changes, COUNT_OF(changes), put_tokenizer, open_tokenizer);
-}
-
-// ---------------------------------------------------------------------------------------------------------
 // Sentences
 
 // A data set whose tokens identify their place: token i of all files has the id FIRST_TOKEN + i.
@@ -743,137 +692,7 @@ static void test_mlm_refused(Tests* t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// WordPiece
-
-static void open_wordpiece(const char* path) {
-    WordPiece w;
-    char* directory = directory_of(path);
-    if (wordpiece_open(&w, directory, UNCASED) != 0) die(LOST_PEER, "%s: no vocabulary", path);
-    wordpiece_free(&w);
-    free(directory);
-}
-
-// The tokens of a text, spelled, separated by spaces.
-static void expect_words(Tests* t, const WordPiece* w, const char* text, const char* want) {
-    TokenIds ids = {NULL, 0, 0};
-    Text got = {NULL, 0, 0};
-    wordpiece_encode(&ids, w, text, strlen(text));
-    text_append(&got, "", 0);
-    for (size_t i = 0; i < ids.count; i++) {
-        size_t n;
-        const char* token = wordpiece_token(w, ids.id[i], &n);
-        if (i) text_append(&got, " ", 1);
-        text_append(&got, token, n);
-    }
-    if (strcmp(got.text, want) != 0) fail(t, "\"%s\" is \"%s\", not \"%s\"", text, got.text, want);
-    token_ids_free(&ids);
-    free(got.text);
-}
-
-// Words and their tokens, as `tokenizers` 0.23 has them. dev/test/check_wordpiece.py compares every character, and all
-// that tokenizer_config.json may say of case, accents and ideographs.
-static void test_wordpiece(Tests* t) {
-    static const char vocabulary[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nun\n##aff\n##able\ncafe\n!\n,\n[\n]\n"
-                                     "mask\na\n\xe4\xb8\xad\n##\xe4\xb8\xad\n\xc3\x89\nE\n##\xcc\x81\ne\n##e\n";
-    static const char* const cases[][2] = {
-        {"The UNAFFABLE  caf\xc3\xa9!", "the un ##aff ##able cafe !"},
-        {"unaff,unx the", "un ##aff , [UNK] the"},
-        {"the[MASK]the [mask] [MASK][SEP]", "the [MASK] the [ mask ] [MASK] [SEP]"},
-        {"the\xc2\xad\xe2\x80\x8b\x01 the\xc2\xa0the\xff\xe3\x80", "the the the"},
-    };
-    static const char rules_text[] = "\xc3\x89 E\xcc\x81 a\xe4\xb8\xad"
-                                     "e [MASK]\xc3\x89";
-    static const char* const rules[][2] = {
-        {"{\"do_lower_case\": true, \"strip_accents\": false}", "[UNK] e ##\xcc\x81 a \xe4\xb8\xad e [MASK] [UNK]"},
-        {"{\"do_lower_case\": false, \"tokenize_chinese_chars\": false}",
-         "\xc3\x89 E ##\xcc\x81 a ##\xe4\xb8\xad ##e [MASK] \xc3\x89"},
-    };
-    static const int ids[] = {5, 6, 7, 8, 11, 9, 10, 4, 99, -1};
-    WordPiece w;
-    Text text = {NULL, 0, 0};
-    char longest[102] = "", *path = put_text_file(t, "vocab.txt", vocabulary);
-    EXPECT(t, wordpiece_open(&w, t->directory, CASE_OF_MODEL) == 0 && w.letter_case == UNCASED && !w.is_bytes);
-    EXPECT(t, w.mask == 4 && wordpiece_id(&w, "##able", 6) == 8 && wordpiece_id(&w, "x", 1) == -1);
-    for (size_t i = 0; i < COUNT_OF(cases); i++) expect_words(t, &w, cases[i][0], cases[i][1]);
-    memset(longest, 'a', 101);
-    expect_words(t, &w, longest, "[UNK]");  // longer than any word
-    wordpiece_decode(&text, &w, ids, COUNT_OF(ids));
-    EXPECT_TEXT(t, text.text, "the unaffable, cafe! [MASK]");
-    wordpiece_free(&w);
-    for (size_t i = 0; i < COUNT_OF(rules); i++) {
-        free(put_text_file(t, "tokenizer_config.json", rules[i][0]));
-        EXPECT(t, wordpiece_open(&w, t->directory, CASE_OF_MODEL) == 0);
-        expect_words(t, &w, rules_text, rules[i][1]);
-        wordpiece_free(&w);
-    }
-    free(text.text), free(path);
-    path = put_text_file(t, "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n");
-    expect_end(t, USAGE, "vocab.txt: no [MASK]", "has no [MASK]", open_wordpiece, path);
-    free(path);
-}
-
-#define WORDPIECE                                                                                                      \
-    "{\"added_tokens\": [{\"id\": 4, \"content\": \"[MASK]\", \"lstrip\": false}, {\"id\": 3, \"content\": "           \
-    "\"[SEP]\"}, "                                                                                                     \
-    "{\"id\": 2, \"content\": \"[CLS]\"}, {\"id\": 1, \"content\": \"[UNK]\"}, {\"id\": 0, \"content\": \"[PAD]\"}], " \
-    "\"normalizer\": {\"type\": \"BertNormalizer\", \"lowercase\": true, \"strip_accents\": null, "                    \
-    "\"clean_text\": true, \"handle_chinese_chars\": true}, \"pre_tokenizer\": {\"type\": \"BertPreTokenizer\"}, "     \
-    "\"model\": {\"type\": \"WordPiece\", \"unk_token\": \"[UNK]\", \"continuing_subword_prefix\": \"##\", "           \
-    "\"max_input_chars_per_word\": 100, \"vocab\": {\"##s\": 7, \"[PAD]\": 0, \"[UNK]\": 1, \"[CLS]\": 2, "            \
-    "\"[SEP]\": 3, \"[MASK]\": 4, \"the\": 5, \"Caf\u00e9\": 6, \"cafe\": 8}}}"
-
-static void test_wordpiece_json(Tests* t) {
-    static const TextChange changes[] = {
-        {"\"BertNormalizer\"", "\"Sequence\"", "normalizer's \"type\" is \"Sequence\"; only \"BertNormalizer\""},
-        {"\"lowercase\"", "\"x\"", "key \"lowercase\": missing"},
-        {"\"clean_text\": true", "\"clean_text\": false", "\"clean_text\""},
-        {"BertPreTokenizer", "Whitespace", "pre_tokenizer's \"type\" is \"Whitespace\""},
-        {"\"unk_token\": \"[UNK]\"", "\"unk_token\": \"<unk>\"", "\"unk_token\" is \"<unk>\""},
-        {"prefix\": \"##\"", "prefix\": \"@\"", "prefix\" is \"@\""},
-        {"per_word\": 100", "per_word\": 9", "\"max_input_chars_per_word\" is 9"},
-        {"\"vocab\":", "\"vocab\": {}, \"x\":", "has no [PAD]"},
-        {"\"the\": 5", "\"the\": 9", "token \"the\": its id 9 is not below"},
-        {"\"the\": 5", "\"the\": 4", "token \"the\": its id 4 is also"},
-        {"{\"id\": 4", "{\"id\": 9, \"content\": \"<x>\"}, {\"id\": 4",
-         "added token <x> with the id 9 is not supported"},
-        {"{\"id\": 4", "{\"id\": 3", "added token [MASK] with the id 3"},
-        {"\"lstrip\": false", "\"lstrip\": true", "[MASK]'s \"lstrip\" is true"},
-        {", {\"id\": 0, \"content\": \"[PAD]\"}", "", "has no added token for one of [PAD]"},
-    };
-    WordPiece w;
-    free(put_tokenizer(t, WORDPIECE));
-    EXPECT(t, wordpiece_open(&w, t->directory, CASE_OF_MODEL) == 0 && w.letter_case == UNCASED && !w.is_bytes);
-    EXPECT(t, w.size == 9 && w.mask == 4 && wordpiece_id(&w, "##s", 3) == 7 && w.longest == 6);
-    expect_words(t, &w, "The Caf\xc3\xa9s[MASK]x", "the cafe ##s [MASK] [UNK]");
-    wordpiece_free(&w);
-    expect_text_changes(t, "WordPiece", WORDPIECE, changes, COUNT_OF(changes), put_tokenizer, open_wordpiece);
-    free(put_text_file(t, "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nx"));  // which comes first
-    EXPECT(t, wordpiece_open(&w, t->directory, CASE_OF_MODEL) == 0 && w.size == 6);
-    wordpiece_free(&w);
-}
-
-// ---------------------------------------------------------------------------------------------------------
 // For scripts
-
-static int print_wordpieces(char** arguments) {
-    WordPiece w;
-    TokenIds ids = {NULL, 0, 0};
-    size_t n;
-    if (wordpiece_open(&w, arguments[0], CASE_OF_MODEL) != 0) die(USAGE, "%s: holds no vocabulary", arguments[0]);
-    char* text = read_file(arguments[1], TOKENIZER_MAX_FILE, &n, USAGE);
-    for (size_t i = 0, begin = 0; i <= n; i++) {
-        if (i < n && text[i] != '\n') continue;
-        ids.count = 0;
-        wordpiece_encode(&ids, &w, text + begin, i - begin);
-        for (size_t k = 0; k < ids.count; k++) printf("%d ", ids.id[k]);
-        printf("\n");
-        begin = i + 1;
-    }
-    free(ids.id);
-    free(text);
-    wordpiece_free(&w);
-    return DONE;
-}
 
 // A blank line comes after each document.
 static int print_sentences(char** arguments) {
@@ -900,7 +719,6 @@ static int print_sentences(char** arguments) {
 }
 
 int main(int argc, char** argv) {
-    if (argc == 4 && strcmp(argv[1], "wordpiece") == 0) return print_wordpieces(argv + 2);
     if (argc == 4 && strcmp(argv[1], "sentences") == 0) return print_sentences(argv + 2);
     static const TestCase cases[] = {
         {"shards/beyond_32_bits", test_shards_beyond_32_bits},
@@ -917,9 +735,6 @@ int main(int argc, char** argv) {
         {"safetensors/types", test_safetensors_types},
         {"safetensors/aliases", test_safetensors_aliases},
         {"safetensors/refused", test_safetensors_refused},
-        {"tokenizer", test_tokenizer},
-        {"wordpiece/words", test_wordpiece},
-        {"wordpiece/json", test_wordpiece_json},
         {"shards/scan", test_shards_scan},  // last: children of a process with threads seem to leak
     };
     return tests_main(argc, argv, cases, COUNT_OF(cases));
