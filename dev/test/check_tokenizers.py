@@ -8,8 +8,8 @@ say of case, accents and ideographs.
 
     check_tokenizers.py TEST_TOKENIZERS [GPT2_BPE_FOLDER [MEGABYTES]]
 
-TEST_TOKENIZERS is the built dev/test/tokenizers.c. GPT-2's vocabulary is tested, on MEGABYTES of text (0.4), if the folder
-is there; LLMC_TEST_DATA may also hold prose (docs/testing.md). Run it at the top of the project.
+TEST_TOKENIZERS is the built dev/test/tokenizers.c. GPT-2's vocabulary is tested, on MEGABYTES of text (0.4), if the
+folder is there; LLMC_TEST_DATA may also hold prose (docs/testing.md). Run it at the top of the project.
 """
 
 import array
@@ -40,8 +40,8 @@ WORDS = [(0x61, 0x7A), (32, 126), (9, 126), (0x391, 0x3C9), (0x5D0, 0x5EA), (0x6
          (0x4E00, 0x9FFF), (0x3041, 0x30FF), (0xAC00, 0xD7A3), (0x20000, 0x2A6DF), (0x1F300, 0x1FAFF),
          (0x1F1E6, 0x1F1FF), (0x300, 0x36F), (0x5B0, 0x5C7), (0x93A, 0x94D), (0x20D0, 0x20F0), (0x2000, 0x200F),
          (0x80, 0xFF), (0, 0xD7FF), (0xE000, 0x10FFFF)]  # fmt: skip
-TAILS = ["", "", " ", "  ", "\n", "\u3000", "\u200d", "\ufeff", "、", "１２", "1", "!", "-", "\u0301", "中", "😀", "xyz", "xyzx",
-         "yz!", "the", " the", "<|", "|>", END_OF_TEXT, END_OF_TEXT[:-1],
+TAILS = ["", "", " ", "  ", "\n", "\u3000", "\u200d", "\ufeff", "、", "１２", "1", "!", "-", "\u0301", "中",
+         "😀", "xyz", "xyzx", "yz!", "the", " the", "<|", "|>", END_OF_TEXT, END_OF_TEXT[:-1],
          *"'s 't 're 've 'm 'll 'd 'S 'l 'r ''".split()]  # fmt: skip
 
 
@@ -191,10 +191,11 @@ def check_bpe(program, mixed, gpt2):
 # ----------------------------------------------------------------------------------------------------------
 # WordPiece
 
-# Marks in any order, composed and not; Greek and Turkish cases; what looks alike; ideographs of either kind; the longest
-# word, and one that is longer.
-ODD = f"""İstanbul ΑΣΣ Ὀδυσσεύς ᾼ ǅ ﬁne K Å Ａｂ ① Việt Łódź 東京tower 中\u0301国 abc中def 㐀 カタカナ 한국어 각 \U0002a6df e\u00ad\u0301
-    a\u0323\u0301 a\u0301\u0323 \u0301a é.è!ê naïve-café's কো 豈 [MASK]É É[SEP]中 [mask] {"a" * 100} {"a" * 101}""".split()
+# Marks in any order, composed and not; Greek and Turkish cases; what looks alike; ideographs of either kind; the
+# longest word, and one that is longer.
+ODD = f"""İstanbul ΑΣΣ Ὀδυσσεύς ᾼ ǅ ﬁne K Å Ａｂ ① Việt Łódź 東京tower 中\u0301国 abc中def 㐀 カタカナ 한국어 각
+    \U0002a6df e\u00ad\u0301 a\u0323\u0301 a\u0301\u0323 \u0301a é.è!ê naïve-café's কো 豈 [MASK]É
+    É[SEP]中 [mask] {"a" * 100} {"a" * 101}""".split()
 
 
 def save_vocabulary(folder, prose):

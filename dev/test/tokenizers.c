@@ -1,6 +1,6 @@
-/* Tests of the files of llmc/text: byte-level BPE, the texts of token ids, WordPiece. What is read of a good file, and what
- * is said of each bad one. dev/test/check_tokenizers.py compares the tokens of texts with the `tokenizers` library, and
- * runs this program for them:
+/* Tests of the files of llmc/text: byte-level BPE, the texts of token ids, WordPiece. What is read of a good file, and
+ * what is said of each bad one. dev/test/check_tokenizers.py compares the tokens of texts with the library, and runs
+ * this program for them:
  *
  *     test_tokenizers words|text|token|wordpiece DIRECTORY FILE...
  *
