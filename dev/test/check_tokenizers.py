@@ -42,7 +42,7 @@ WORDS = [(0x61, 0x7A), (32, 126), (9, 126), (0x391, 0x3C9), (0x5D0, 0x5EA), (0x6
          (0x80, 0xFF), (0, 0xD7FF), (0xE000, 0x10FFFF)]  # fmt: skip
 TAILS = ["", "", " ", "  ", "\n", "\u3000", "\u200d", "\ufeff", "、", "１２", "1", "!", "-", "\u0301", "中",
          "😀", "xyz", "xyzx", "yz!", "the", " the", "<|", "|>", END_OF_TEXT, END_OF_TEXT[:-1],
-         *"'s 't 're 've 'm 'll 'd 'S 'l 'r ''".split()]  # fmt: skip
+         *"'s 't 're 've 'm 'll 'd 'S 'l 'r 'v ''".split()]  # fmt: skip
 
 
 def piece(rng):
@@ -173,14 +173,33 @@ def own_tokenizers(folder, mixed):
     yield "encoder.json and vocab.bpe with the line ends of Windows", tokenizer
 
 
+def check_merges(program):
+    """Merges in any order, so that one forms a pair of a lower rank, and words that are full of them."""
+    rng, tokens, merges = random.Random(5), ["a", "b", "c"], {}
+    while len(tokens) < 40:
+        pair = rng.choice(tokens), rng.choice(tokens)
+        if "".join(pair) not in tokens:
+            tokens.append("".join(pair))
+            merges[pair] = 0
+    lines = [" ".join(pair) for pair in merges]
+    rng.shuffle(lines)
+    with tempfile.TemporaryDirectory() as folder:
+        write(folder + "/vocab.json", json.dumps({token: i for i, token in enumerate([*tokens, END_OF_TEXT])}))
+        write(folder + "/merges.txt", "\n".join(lines))
+        documents = ["".join(rng.choices("aabc", k=rng.randrange(40))).encode() for _ in range(2000)]
+        tokenizer = plain(folder + "/vocab.json", folder + "/merges.txt")
+        check_tokens("merges in any order", program, folder, tokenizer, documents)
+
+
 def check_bpe(program, mixed, gpt2):
     # One word of a million characters would take an hour if the time grew with the square of its length.
-    documents = [*mixed[:8], b"a" * 1000000, b" " * 1000000, b"\xf0\x9f", b""]
+    documents = [*mixed[:8], b"a" * 1000000, b" " * 1000000, b"\xf0\x9f", b"", b"xyz<|endoftext|>"]
     with tempfile.TemporaryDirectory() as own:
         for name, tokenizer in own_tokenizers(own, mixed[:8]):
             check_tokens(name, program, own, tokenizer, documents)
             documents = mixed[:8]
         check_words(program, own)
+    check_merges(program)
     if os.path.isfile(gpt2 + "/encoder.json"):
         tokenizer = plain(gpt2 + "/encoder.json", gpt2 + "/vocab.bpe")
         check_tokens("GPT-2's vocabulary", program, gpt2, tokenizer, mixed)
