@@ -11,8 +11,6 @@
 #include "llmc/data/token_scan.h"
 #include "llmc/data/val_entropy.h"
 #include "llmc/model/tokenizer_files.h"
-#include "llmc/run/find_files.h"
-#include "llmc/text/tokenizer.h"
 #include "llmc/text/wordpiece.h"
 
 // ---------------------------------------------------------------------------------------------------------

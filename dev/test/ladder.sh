@@ -17,7 +17,7 @@ for list in dev/ladder/*/rungs.txt; do
     # The shipped op has its own suite.
     rungs=$(awk '$1 !~ /^(#|op|shipped)/ {print $1}' "$list")
     for rung in $rungs; do
-        case $name/$rung in matmul/mma | matmul/wgmma) most=250 ;; *) most=120 ;; esac
+        case $name/$rung in matmul/mma | matmul/wgmma | matmul/clusters | attention/flash) most=250 ;; *) most=120 ;; esac
         verdict "$name, $rung: at most $most lines" "$(awk -v most=$most 'END {if (NR < 1 || NR > most) print NR " lines"}' "${list%/*}/$rung".*h 2>&1)"
     done
     if grep -q '^op .* gpu$' "$list" && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then

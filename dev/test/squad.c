@@ -16,9 +16,7 @@ static SquadSettings settings_of(int T, int stride, SquadUse use) {
     return settings;
 }
 
-static const char VOCABULARY[] =
-    "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nc\nd\ne\nf\ng\nh\ni\nj\ncafe\n##s\n.\n?\n\xe4\xb8\xad\n"
-    "\xe1\x84\x80\n##\xe1\x85\xa1\n##\xe1\x84\x82\n##\xe1\x85\xa1\xe1\x84\x82\n";
+static const char VOCABULARY[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nc\nd\ne\nf\ng\nh\ni\nj\ncafe\n?\n";
 
 // A token's text after `got`.
 static void put_token(Text* got, const WordPiece* vocabulary, int id) {
@@ -66,33 +64,21 @@ static void test_origins(Tests* t) {
 
 static char* put_questions(const Tests* t, const char* text) { return put_text_file(t, "questions.json", text); }
 
-// The windows of a file, as "tokens second first last", one after the other.
+// The windows of a file, as "tokens second first last", one after the other: which answer counts. check_squad.py
+// compares windows of every shape, and answers anywhere.
 static void test_windows(Tests* t) {
     static const struct {
         const char *name, *file;
-        int T, stride;
         SquadUse use;
         const char* want;
     } cases[] = {
-        {"an answer in two windows, in one as its last token", ABOUT("a b c d e f g") "\"h ?\"" ANSWER("8", "e") AFTER,
-         10, 2, SQUAD_TRAIN, "[CLS] h ? [SEP] a b c d e [SEP] 4 8 8, [CLS] h ? [SEP] d e f g [SEP] 4 5 5"},
-        {"an answer in one window, a question that is too long",
-         ABOUT("a b c d e f g") "\"h i j a b c\"" ANSWER("4", "c d") AFTER, 12, 2, SQUAD_TRAIN,
-         "[CLS] h i j a [SEP] a b c d e [SEP] 6 8 9, [CLS] h i j a [SEP] d e f g [SEP] 6 0 0"},
-        {"answer_start counts characters",
-         ABOUT("\\u4e2d\xe4\xb8\xad\\ud83d\\ude00 caf\xc3\xa9 a") "\"b\"" ANSWER("4", "caf\\u00e9") AFTER, 12, 1,
-         SQUAD_TRAIN, "[CLS] b [SEP] \xe4\xb8\xad \xe4\xb8\xad [UNK] cafe a [SEP] 3 6 6"},
-        {"tokens of one character", ABOUT("\\uac00 cafes b") "\"c\"" ANSWER("0", "\\uac00") AFTER, 12, 2, SQUAD_TRAIN,
-         "[CLS] c [SEP] \xe1\x84\x80 ##\xe1\x85\xa1 cafe ##s b [SEP] 3 3 4"},
-        {"a context without tokens", ABOUT(" \\u200b") "\"a\"" ANSWER("0", " ") AFTER, 11, 2, SQUAD_TRAIN,
-         "[CLS] a [SEP] [SEP] 3 0 0"},
         {"the first of several answers; none; evaluation of one without labels, of a misplaced one",
          BEFORE ", \"answers\": [" GOLD("4", "c") ", " GOLD("0", "a") "]" NEXT("r") ", \"answers\": null" NEXT("s")
              ANSWER("2", "c") AFTER,
-         11, 2, SQUAD_EVALUATE,
+         SQUAD_EVALUATE,
          "[CLS] d [SEP] a b c [SEP] 3 5 5, [CLS] e [SEP] a b c [SEP] 3 0 0, [CLS] e [SEP] a b c [SEP] 3 0 0"},
         {"training without answers that are misplaced or not known",
-         BEFORE ANSWER("0", "b") NEXT("r") NEXT("s") ANSWER("4", "c") AFTER, 11, 2, SQUAD_TRAIN,
+         BEFORE ANSWER("0", "b") NEXT("r") NEXT("s") ANSWER("4", "c") AFTER, SQUAD_TRAIN,
          "[CLS] e [SEP] a b c [SEP] 3 5 5"},
     };
     for (size_t k = 0; k < COUNT_OF(cases); k++) {
@@ -100,7 +86,7 @@ static void test_windows(Tests* t) {
         Examples e;
         Text got = {NULL, 0, 0};
         char* path = put_questions(t, cases[k].file);
-        squad_open(&s, &e, path, &words, settings_of(cases[k].T, cases[k].stride, cases[k].use));
+        squad_open(&s, &e, path, &words, settings_of(11, 2, cases[k].use));
         for (int i = 0; i < e.count; i++) {
             text_printf(&got, i ? ", " : "");
             for (size_t j = e.begin[i]; j < e.begin[i + 1]; j++)

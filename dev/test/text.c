@@ -208,15 +208,8 @@ static void put_tokenizers(const char* folder) {
 static void put_shards(const char* folder, const char* name, const Tokens* tokens, SentenceSet* set) {
     char *shard = xprintf("%s/%s", folder, name), *path = xprintf("%s/bert/%s", folder, name);
     int end = (int)set->tokens.count, sentences = (int)set->begin.count, documents = (int)set->first.count;
-    SentencesHeader h = {(uint32_t)end,
-                         (uint32_t)sentences,
-                         (uint32_t)documents,
-                         BYTE_VOCABULARY,
-                         BYTE_PAD,
-                         BYTE_UNK,
-                         BYTE_CLS,
-                         BYTE_SEP,
-                         BYTE_MASK};
+    SentencesHeader h = {0, 0, (uint32_t)documents, BYTE_VOCABULARY, BYTE_PAD, BYTE_UNK, BYTE_CLS, BYTE_SEP, BYTE_MASK};
+    h.tokens = (uint32_t)end, h.sentences = (uint32_t)sentences;
     uint32_t continues[(BYTE_VOCABULARY + 31) / 32] = {0};
     tokens_add(&set->begin, &end, 1), tokens_add(&set->first, &sentences, 1);
     if (shard_write(shard, tokens->id, tokens->count, 2) != 0 ||

@@ -31,14 +31,4 @@ for flags in -O1 '-O3 -march=native'; do
     done
     generators "$flags" "$work/text" "$work/builtin_corpus"
 done
-
-refused_by_generator() { # NAME PATTERN ARGUMENT...
-    local pattern=$2 status
-    "$work/builtin_corpus" "${@:3}" >"$work/log" 2>&1
-    status=$?
-    verdict "$1" "$([ "$status" = 2 ] && grep -Eq "$pattern" "$work/log" || echo "status $status, $(cat "$work/log")")"
-}
-refused_by_generator 'a seed that is not a number' 'x7: is not a number' "$work/again" x7
-refused_by_generator 'more blocks than a file holds' '50000001: is not a number from 0 to' "$work/again" 1 50000001
-refused_by_generator 'no output directory' 'usage: builtin_corpus OUT_DIR'
 finish
