@@ -84,44 +84,35 @@ static void exercise_bench(Harness* h) {
 #ifdef EXERCISE_attention_forward
 #include "dev/ops/attention.h"
 
-static void exercise_check(Harness* h, AttentionCase* a, double tol) {
-    attention_reference(h, a);
-    attention_check_forward(h, a, FLASH, tol);
-    case_end(h);
-}
-
-// The smallest sizes, without dropout.
+// Without dropout.
 static void exercise_test(Harness* h) {
-    int length = 50, z[8];
-    for (int i = 0; i < 2 * 9; i++) {
-        memcpy(z, ATTENTION_SIZES[i / 2], sizeof z);
-        z[7] = 0;
-        AttentionCase a = attention_case_of(h, "forward", z, i % 2 ? FULL : CAUSAL);
-        exercise_check(h, &a, 3e-6);
-    }
-    case_begin(h, "attention/forward large scores");
-    AttentionCase large = attention_case(h, &length, 1, 2, 16, CAUSAL, 0, 8.0);
-    exercise_check(h, &large, 3e-4);
+    Op op = ATTENTION;
+    op.rates[1] = 0;
+    op_test_pass(h, &op, 0);
 }
 
 static void exercise_bench(Harness* h) {
-    static const int LENGTHS[] = {256, 256, 256, 256};
-    case_begin(h, "attention bench");
-    AttentionCase a = attention_case(h, LENGTHS, 4, 12, 64, CAUSAL, 0, 1.0);
-    exercise_time("4 sequences of 256, 12 heads of 64", attention_run_forward, &a);
+    static const int ROW[] = {1024, 4, 12, 64, 1};
+    OpCase* k = op_case(h, &ATTENTION, ATTENTION.passes, ROW, OP_PLAIN);
+    exercise_time("4 sequences of 256, 12 heads of 64", attention_run_forward, k);
 }
 #endif
 
 #if defined(EXERCISE_adamw_step) || defined(EXERCISE_adamw_update)
 #include "dev/ops/adamw.h"
 
-static void exercise_test(Harness* h) { test_adamw_update(h); }
+// Without cautious decay, which the exercises leave out.
+static void exercise_test(Harness* h) {
+    for (int i = 0; i < (int)COUNT_OF(OPTIMIZER_ROWS); i++)
+        if (!OPTIMIZER_STEPS[OPTIMIZER_ROWS[i][1]].cautious) op_test_row(h, &ADAMW, ADAMW.passes, OPTIMIZER_ROWS[i]);
+}
 
 static void exercise_bench(Harness* h) {
 #ifdef EXERCISE_adamw_update
-    static const ParamSpan ALL[] = {{0, 1 << 20, 1}};
-    case_begin(h, "adamw bench");
-    exercise_time("1048576 parameters", adamw_run, adamw_case(h, 1 << 20, ALL, 1));
+    static const int ROW[] = {1 << 20, 0};
+    OpWay way = OP_PLAIN;
+    way.is_bench = 1;
+    exercise_time("1048576 parameters", adamw_run, op_case(h, &ADAMW, ADAMW.passes, ROW, way));
 #else
     (void)h;  // a few numbers a step: nothing to time
 #endif
@@ -131,12 +122,13 @@ static void exercise_bench(Harness* h) {
 #ifdef EXERCISE_lamb_update
 #include "dev/ops/lamb.h"
 
-static void exercise_test(Harness* h) { test_lamb_update(h); }
+static void exercise_test(Harness* h) { op_test_pass(h, &LAMB, 0); }
 
 static void exercise_bench(Harness* h) {
-    static const ParamSpan ALL[] = {{0, 1 << 20, 1, 1, 0}};
-    case_begin(h, "lamb bench");
-    exercise_time("1048576 parameters", lamb_run, lamb_case(h, 1 << 20, ALL, 1));
+    static const int ROW[] = {1 << 20, 0, 0};
+    OpWay way = OP_PLAIN;
+    way.is_bench = 1;
+    exercise_time("1048576 parameters", lamb_run, op_case(h, &LAMB, LAMB.passes, ROW, way));
 }
 #endif
 
