@@ -101,7 +101,7 @@ class Trial:
 
 
 def is_higher_better(metric):
-    return any(word in metric for word in ("accuracy", "exact_match", "f1", "tok_s", "seq_s"))
+    return any(word in metric for word in ("acc", "exact_match", "f1", "pearson", "spearman", "mfu", "tok_s", "seq_s"))
 
 
 def read_log(path, metric):
