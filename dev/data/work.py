@@ -47,6 +47,21 @@ def begin_worker(start, arguments):
     start(*arguments)
 
 
+KILLED = "a worker process was killed, perhaps for want of memory; fewer --processes need less"
+
+
+def result_of(future, workers):
+    """The result of a worker. The pool waits forever for the rest of what a worker was writing when it was killed."""
+    while all(worker.is_alive() for worker in workers):
+        try:
+            return future.result(timeout=1)
+        except concurrent.futures.TimeoutError:
+            pass
+    for worker in workers:
+        worker.kill()
+    raise Unreachable(KILLED)
+
+
 def encode_all(processes, batches, encode_batch, start, arguments):
     """(result of encode_batch, what came with the batch) in the order of `batches`, which are (batch, what comes with
     it); start(*arguments) is called once in every process."""
@@ -57,10 +72,12 @@ def encode_all(processes, batches, encode_batch, start, arguments):
         return
     failures, given = [], collections.deque()  # (future, mark) from the oldest
     context = multiprocessing.get_context("fork")
+    others = multiprocessing.active_children()
     pool = concurrent.futures.ProcessPoolExecutor(processes, context, begin_worker, (start, arguments))
+    pool.submit(int)  # so that processes begin before the first batch: reading a data set starts threads
+    workers = [process for process in multiprocessing.active_children() if process not in others]
 
     def give():
-        pool.submit(int)  # so that processes begin before the first batch: reading a data set starts threads
         try:
             for batch, mark in batches:
                 given.append((pool.submit(encode_batch, batch), mark))
@@ -73,9 +90,9 @@ def encode_all(processes, batches, encode_batch, start, arguments):
         for most in give():
             while len(given) > most or (given and given[0][0].done()):
                 future, mark = given.popleft()
-                yield future.result(), mark
+                yield result_of(future, workers), mark
     except concurrent.futures.process.BrokenProcessPool:
-        raise Unreachable("a worker process was killed, perhaps for want of memory; fewer --processes need less")
+        raise Unreachable(KILLED)
     finally:
         for future, _ in given:
             future.cancel()
