@@ -167,7 +167,7 @@ static void task_plan(TaskModel* m, BertConfig config, Task task, int K, int B, 
         {"loss",   offsetof(TaskActs, loss),   {ONE_DIM}},
     };
     // clang-format on
-    if (!is_answer) tensors_add(&b->table, NEXT_ROWS, 2, dims, -1);
+    if (!is_answer) tensors_add(&b->table, NEXT_ROWS, 2, dims, -1);  // the pooler
     tensors_add(&b->table, TASK_ROWS[task], COUNT_OF(TASK_ROWS[0]), dims, -1);
     tensors_add(&b->acts_table, acts, is_answer ? 1 : COUNT_OF(acts), dims, -1);
     tensors_add(&b->stats_table, stats, COUNT_OF(stats), dims, -1);

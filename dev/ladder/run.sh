@@ -5,9 +5,10 @@
 #     bash dev/ladder/run.sh OP [RUNG]      all rungs of dev/ladder/OP, or one
 #     bash dev/ladder/run.sh --source       one source with all rungs for GPUs, to see whether they compile
 #
-# rungs.txt of a ladder has the op, its header, and "gpu" where it needs one; then the rungs from the slowest on, each
-# with its idea. A rung is a function RUNG_OP with the op's signature; "shipped" is the op itself. Without a GPU the rungs of
-# OP_cpu run, if there are any. Exit status: 0; 1 if a rung fails; 2 if there is no such ladder, or no GPU for it.
+# rungs.txt of a ladder has the op, its header, and "gpu" where it needs one; then the rungs from the slowest on,
+# each with its idea. A rung is a function RUNG_OP with the op's signature; "shipped" is the op itself. Without a
+# GPU the rungs of OP_cpu run, if there are any. Exit status: 0; 1 if a rung fails; 2 if there is no such ladder, or
+# no GPU for it.
 # Variables: CC, CFLAGS, NVCC, NVFLAGS; LADDER_TIME=0, no timing.
 set -u
 cd "$(dirname "$0")/../.." || exit 2

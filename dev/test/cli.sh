@@ -30,7 +30,8 @@ case $PROGRAM in
         printf 'abc\n' >"$work/lines"
         cases=('--fill [MASK]' "--embed $work/lines")
         yes text | head -n 2000 >"$work/many"
-        (trap '' XFSZ; ulimit -f 1; "$(use_program)" -e "$o" --embed "$work/many" --vectors "$box/v.npy" </dev/null >/dev/null 2>"$work/stderr")
+        (trap '' XFSZ; ulimit -f 1; "$(use_program)" -e "$o" --embed "$work/many" \
+            --vectors "$box/v.npy" </dev/null >/dev/null 2>"$work/stderr")
         status=$?
         verdict '--embed on a full disk' "$(ended_with_error 1 'v.npy: cannot be written: File too large')$(ls "$box" | grep '^v')"
         ;;

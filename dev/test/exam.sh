@@ -16,8 +16,10 @@ data=(-i "$stories/train.bin" -j "$stories/val.bin")
 run -e L=1,C=32,NH=2,T=72 -b 8 -x 60 -l 4e-3 -u 10 -v 0 -h 40 --choices "$sets" "${data[@]}" -s 0 -n 0 -o model
 why=$(ended_with 0)
 for step in 40 60; do
-    grep -Eq "^step +$step/60 \| exam acc 0\.[0-9]{6}, chance 0\.1[0-9]{5}, perplexity [0-9.]+ \(2000 examples\)$" "$work/stdout" || why=${why:-"no exam at step $step"}
-    grep -Eq "^\{\"step\": $step, \"notlast_acc\": [0-9.e-]+, \"notlast_perplexity\": [0-9.e+]+\}$" model/log.jsonl || why=${why:-"step $step is not in log.jsonl"}
+    said="^step +$step/60 \| exam acc 0\.[0-9]{6}, chance 0\.1[0-9]{5}, perplexity [0-9.]+ \(2000 examples\)$"
+    logged="^\{\"step\": $step, \"notlast_acc\": [0-9.e-]+, \"notlast_perplexity\": [0-9.e+]+\}$"
+    grep -Eq "$said" "$work/stdout" || why=${why:-"no exam at step $step"}
+    grep -Eq "$logged" model/log.jsonl || why=${why:-"step $step is not in log.jsonl"}
 done
 verdict '-h 40 --choices' "$why"
 sed -nE 's/^step +60\/60 \| (exam|notlast)/\1/p' "$work/stdout" >figures

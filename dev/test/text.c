@@ -4,8 +4,8 @@
  *   test_text FOLDER
  *
  * FOLDER/text gets documents 000.md, 001.md, ... A document has a topic, so its sentences belong together: a title,
- * then paragraphs of one sentence a line. Each sixth is a program, 005.c. Words have frequencies that follow Zipf's law. All
- * choices are integer arithmetic on random numbers from a fixed seed, in an order that the language defines.
+ * then paragraphs of one sentence a line. Each sixth is a program, 005.c. Words have frequencies that follow Zipf's
+ * law. All choices are integer arithmetic on random numbers from a fixed seed, in an order that the language defines.
  *
  * FOLDER/builtin gets token shards: token id = byte, and 256 before each document. Of the resulting row of tokens every
  * tenth block of 2,048 is validation. With them are the files that make GPT-2's byte-level tokenizer of it, with no

@@ -10,8 +10,8 @@ PROGRAM=${1:-}
 . "$(dirname "$0")/shell.sh"
 unset OMP_NUM_THREADS OMP_WAIT_POLICY GOMP_SPINCOUNT
 
-# The case NAME: VARIABLE is VALUE in a run that COMMAND starts, once it has made a step. $threads: how many it has then;
-# besides those that compute there are others, which wait for data and for the disk.
+# The case NAME: VARIABLE is VALUE in a run that COMMAND starts, once it has made a step. $threads: how many it has
+# then; besides those that compute there are others, which wait for data and for the disk.
 expect_setting() { # NAME VARIABLE VALUE COMMAND...
     local pid found
     : >"$work/stdout"  # a line of the run before is not this one's
@@ -37,7 +37,8 @@ cpus=$(taskset -cp $$ | sed 's/.*: //; s/[,-].*//')
 expect_setting 'two threads on one CPU' OMP_NUM_THREADS 2 taskset -c "$cpus" env OMP_NUM_THREADS=2
 two=$threads
 expect_setting 'the mask is left to libgomp' OMP_NUM_THREADS '' taskset -c "$cpus"
-verdict 'one thread on one CPU' "$([ "$two" = $((threads + 1)) ] || echo "$threads threads, and $two where two are asked for")"
+why=$([ "$two" = $((threads + 1)) ] || echo "$threads threads, and $two where two are asked for")
+verdict 'one thread on one CPU' "$why"
 
 # A control group of half a core.
 group=

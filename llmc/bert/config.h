@@ -16,12 +16,19 @@ typedef struct {
 } BertConfig;
 
 // clang-format off
-static const char* const BERT_HEAD[][2] = {{"embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"}, {"cls.predictions.bias", "cls.predictions.decoder.bias"}};  // may be tied
-static const char* const BERT_OLD_NAMES[][2] = {{"cls.predictions.bias", "cls.predictions.decoder.bias"}, {"cls.predictions.decoder.bias", "cls.predictions.bias"},
-                                           {"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}};  // older names in files
+static const char* const BERT_HEAD[][2] = {  // may be tied
+    {"embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"},
+    {"cls.predictions.bias",              "cls.predictions.decoder.bias"},
+};
+static const char* const BERT_OLD_NAMES[][2] = {  // older names in files
+    {"cls.predictions.bias",         "cls.predictions.decoder.bias"},
+    {"cls.predictions.decoder.bias", "cls.predictions.bias"},
+    {"LayerNorm.weight",             "LayerNorm.gamma"},
+    {"LayerNorm.bias",               "LayerNorm.beta"},
+};
 
 static const ConfigRow BERT_CONFIG[] = {
-    // key                            type         field                               default        allowed     descriptor
+    // key                            type         field                                   default        allowed     descriptor
     {"hidden_act",                     CONFIG_GELU, offsetof(BertConfig, gelu),              GELU_ERF,      0, 1},
     {"num_hidden_layers",              CONFIG_INT,  offsetof(BertConfig, L),                 CONFIG_NEEDED, 1, 1 << 12, "L"},
     {"num_attention_heads",            CONFIG_INT,  offsetof(BertConfig, NH),                CONFIG_NEEDED, 1, 1 << 12, "NH"},
@@ -36,8 +43,8 @@ static const ConfigRow BERT_CONFIG[] = {
     {"attention_probs_dropout_prob",   CONFIG_REAL, offsetof(BertConfig, attention_dropout), 0.1,           0, 0.999},
     {"pad_token_id",                   CONFIG_TOKEN, offsetof(BertConfig, padding),          0,             -1, 1 << 24},
     {"tie_word_embeddings",            CONFIG_BOOL, offsetof(BertConfig, tied),              1,             0, 1, "tied"},
-    {"is_decoder",                     CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
-    {"add_cross_attention",            CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
+    {"is_decoder",                     CONFIG_BOOL, CONFIG_NO_FIELD,                         0,             0, 0},
+    {"add_cross_attention",            CONFIG_BOOL, CONFIG_NO_FIELD,                         0,             0, 0},
 };
 // clang-format on
 

@@ -17,7 +17,7 @@ static const char* const GPT2_HEAD[][2] = {{"wte.weight", "lm_head.weight"}};  /
 
 // clang-format off
 static const ConfigRow GPT2_CONFIG[] = {
-    // key                             type         field                               default        allowed     descriptor
+    // key                             type         field                                   default        allowed     descriptor
     {"activation_function",             CONFIG_GELU, offsetof(Gpt2Config, gelu),              GELU_TANH,     0, 1},
     {"n_layer",                         CONFIG_INT,  offsetof(Gpt2Config, L),                 CONFIG_NEEDED, 1, 1 << 12, "L"},
     {"n_head",                          CONFIG_INT,  offsetof(Gpt2Config, NH),                CONFIG_NEEDED, 1, 1 << 12, "NH"},
@@ -31,9 +31,9 @@ static const ConfigRow GPT2_CONFIG[] = {
     {"attn_pdrop",                      CONFIG_REAL, offsetof(Gpt2Config, attention_dropout), 0.1,           0, 0.999},
     {"resid_pdrop",                     CONFIG_REAL, offsetof(Gpt2Config, residual_dropout),  0.1,           0, 0.999},
     {"tie_word_embeddings",             CONFIG_BOOL, offsetof(Gpt2Config, tied),              1,             0, 1, "tied"},
-    {"scale_attn_weights",              CONFIG_BOOL, CONFIG_NO_FIELD,                     1,             1, 1},
-    {"scale_attn_by_inverse_layer_idx", CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
-    {"add_cross_attention",             CONFIG_BOOL, CONFIG_NO_FIELD,                     0,             0, 0},
+    {"scale_attn_weights",              CONFIG_BOOL, CONFIG_NO_FIELD,                         1,             1, 1},
+    {"scale_attn_by_inverse_layer_idx", CONFIG_BOOL, CONFIG_NO_FIELD,                         0,             0, 0},
+    {"add_cross_attention",             CONFIG_BOOL, CONFIG_NO_FIELD,                         0,             0, 0},
 };
 // clang-format on
 
