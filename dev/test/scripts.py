@@ -40,6 +40,7 @@ PART = "--local a.jsonl --vocab gpt2 --processes 1 --out begun --save-every 0 --
 CASES = [
     ("scripts/sweep.py", "sweep --vary lr=1 --metric loss -- ./trainer", "sweep",
      {"sweep/sweep.json": {"empty", "missing"}, "sweep/lr=1/result.json": {"missing"}}),
+    ("scripts/records.py", "3.9444 -- ./trainer", None, {}),
     ("scripts/track.py", "run", "track.json", {"run/log.jsonl": {"an object"}, "run/track.json": {"missing"}}),
     ("scripts/plot.py", "run", "plot.png", {"run/log.jsonl": {}}),
     ("scripts/profile_diff.py", "profile profile", None, {"profile/kernels.csv": {}, "profile/summary.csv": {}}),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/sweep.py: a grid with a tiny model on the CPU, a kill in the middle, and its table.
+# scripts/sweep.py: a grid with a tiny model on the CPU, a kill in the middle, and its table. scripts/records.py's sums.
 #
 #     bash dev/test/sweep.sh PROGRAM          from the repository's root
 set -u
@@ -72,4 +72,24 @@ sweep "$work/nan" --vary lr=1e30,1e-3 -- "${TINY[@]}" --on-nan skip
 tail -n 1 "$work/nan/table.md" | grep -Eq '^\| 1e30 \| nan \|  \| 6 \|' &&
     [ "$(wc -l <"$work/nan/table.md")" = 4 ] && why= || why=$(cat "$work/nan/table.md")
 verdict 'a run whose loss is NaN comes last' "$why"
+
+# A baseline takes 10 steps of 1,000 ms, which do not count, and 190 of 100; the record two of 500.
+cat >"$work/recorder" <<'END'
+#!/bin/sh
+flags=$*
+while [ "$1" != -o ]; do shift; done
+case $flags in
+    *gpt2-124m-normuon*) printf '{"ms": 500}\n{"ms": 500}\n{"val_loss": %s}\n' "$LOSS" ;;
+    *"gpt2-124m "*"-x 200"*) for n in $(seq 200); do echo "{\"ms\": $((n > 10 ? 100 : 1000))}"; done ;;
+esac >"$2/log.jsonl"
+END
+for wanted in 0 1; do
+    loss=3.944$((4 + wanted))
+    LOSS=$loss "$python" "$root/scripts/records.py" 3.9444 --seeds 1 2 --out "$work/r" -- sh "$work/recorder" >"$work/stdout"
+    status=$?
+    said="seconds=1.00 base_seconds=134.00 ratio=0.007 steps=2 seeds=2 loss=$loss worst=$loss"
+    [ "$(tail -n 1 "$work/stdout")" = "RESULT to_loss target=3.9444 $said" ] && [ $status = $wanted ] && why= ||
+        why="status $status: $(cat "$work/stdout")"
+    verdict "a record that ends at $loss" "$why"
+done
 finish
