@@ -74,7 +74,7 @@ tail -n 1 "$work/nan/table.md" | grep -Eq '^\| 1e30 \| nan \|  \| 6 \|' &&
 verdict 'a run whose loss is NaN comes last' "$why"
 
 # A baseline takes 10 steps of 1,000 ms, which do not count, and 190 of 100; the record two of 500.
-cat >"$work/recorder" <<'END'
+cat >"$work/rec" <<'END'
 #!/bin/sh
 flags=$*
 while [ "$1" != -o ]; do shift; done
@@ -85,7 +85,7 @@ esac >"$2/log.jsonl"
 END
 for wanted in 0 1; do
     loss=3.944$((4 + wanted))
-    LOSS=$loss "$python" "$root/scripts/records.py" 3.9444 --seeds 1 2 --out "$work/r" -- sh "$work/recorder" >"$work/stdout"
+    LOSS=$loss "$python" "$root/scripts/records.py" 3.9444 --seeds 1 2 --out "$work/r" -- sh "$work/rec" >"$work/stdout"
     status=$?
     said="seconds=1.00 base_seconds=134.00 ratio=0.007 steps=2 seeds=2 loss=$loss worst=$loss"
     [ "$(tail -n 1 "$work/stdout")" = "RESULT to_loss target=3.9444 $said" ] && [ $status = $wanted ] && why= ||
