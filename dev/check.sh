@@ -9,9 +9,9 @@
 #     bash dev/check.sh --sizes    the sizes of now, in the form of dev/budgets.txt
 set -u
 cd "$(dirname "$0")/.."
-# Lines of each folder with a cap, and of the whole repository, as git has them.
+# Lines of each folder with a cap, and of the whole repository: those of its text files (pictures have none).
 sizes() {
-    git ls-files -z | xargs -0 wc -l | awk '$2 == "total" {next}
+    git grep -Ic '' | awk '{split($0, row, ":"); $1 = row[2]; $2 = row[1]}
         {n = split($2, part, "/"); all += $1
          if (n > 1 && part[1] ~ /^(llmc|apps|scripts|docs)$/) size[part[1] "/"] += $1
          if (n > 2 && part[1] ~ /^(llmc|dev)$/) size[part[1] "/" part[2] "/"] += $1
