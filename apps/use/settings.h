@@ -11,8 +11,7 @@ static inline int use_rows(Settings* s, Flag* table, int count) {
         " --model --train-data --val-data --choices --doc-mask --output --resume --override --steps --seed --batch "
         "--seq-len "
         "--fp8 --fp8-steps --fp8-exclude-forward --master-weights --loss-scale --val-batches "
-        "--timeout --autotune --tf32 --threads --nsp --pack --mask-fraction --whole-word-masking "
-        "--short-sequences ";
+        "--timeout --autotune --tf32 --threads --nsp --pack --whole-word-masking --short-sequences ";
     char error[FLAG_ERROR_SIZE], name[64];
     int left = 0;
     for (int i = 0; i < count; i++) {

@@ -667,6 +667,25 @@ static void test_mlm_stream(Tests* t) {
     made_free(&m);
 }
 
+// The fraction of masks falls linearly with the row, over all epochs, and then stays.
+static void test_mlm_falling(Tests* t) {
+    static const struct {
+        uint64_t row;
+        double fraction;
+    } cases[] = {{0, 0.4}, {300, 0.3}, {600, 0.2}, {900, 0.1}, {2000, 0.1}};
+    Made m = make_sentences(t, 2, 60);
+    MlmRecipe r = {.max_predictions = 38, .mask_fraction = 0.4, .last_mask_fraction = 0.1, .fall_rows = 900};
+    MlmData data;
+    MlmBatch b;
+    mlm_open(&data, named("%s/s*.bin", t->directory), 96, r, 7);
+    mlm_batch_alloc(&b, 1, 96, r.max_predictions);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        mlm_batch_build(&b, &data, cases[i].row, 1);
+        EXPECT_EQ(t, b.masked, (int)nearbyint(cases[i].fraction * b.rows));
+    }
+    mlm_batch_free(&b), mlm_close(&data), made_free(&m);
+}
+
 // "T V PATH": sequences of T tokens for a model of a vocabulary that is V smaller than that of PATH.
 static void open_masked(const char* argument) {
     MlmData data;
@@ -730,6 +749,7 @@ int main(int argc, char** argv) {
         {"sentences/refused", test_sentences_refused},
         {"batch_mlm/recipes", test_mlm_recipes},
         {"batch_mlm/stream", test_mlm_stream},
+        {"batch_mlm/falling", test_mlm_falling},
         {"batch_mlm/refused", test_mlm_refused},
         {"safetensors/round_trip", test_safetensors},
         {"safetensors/types", test_safetensors_types},

@@ -1,6 +1,6 @@
 /* Batches for masked-token prediction: pairs of segments (pairs.h), masked when a batch is built.
  *
- *   masks     min(max_predictions, max(1, round(mask_fraction * length))) positions, never [CLS] or [SEP]; a half
+ *   masks     min(max_predictions, max(1, round(mlm_mask_fraction() * length))) positions, never [CLS] or [SEP]; a half
  *             rounds to even. Of these, 80 % become [MASK], 10 % a token drawn from the whole vocabulary, 10 % stay
  *             unchanged
  *   words     with whole_words the tokens of a word are chosen together, and a word that would exceed the count is
@@ -110,9 +110,11 @@ static inline void mlm_batch_append(MlmBatch* b, const int* tokens, uint32_t n, 
     }
 }
 
-// Mask the sequence that begins at row `begin`. The [SEP] of its segments are at rows a_end and b_end.
-static inline void mlm_batch_mask(MlmBatch* b, const MlmData* data, int begin, int a_end, int b_end, MlmDraws* draws) {
-    int length = b->rows - begin, wanted = mlm_masks(&data->recipe, length, (int)mlm_special_tokens(data)), words = 0;
+// Mask this fraction of the sequence that begins at row `begin`. The [SEP] of its segments are at rows a_end and b_end.
+static inline void mlm_batch_mask(MlmBatch* b, const MlmData* data, double fraction, int begin, int a_end, int b_end,
+                                  MlmDraws* draws) {
+    int length = b->rows - begin, words = 0;
+    int wanted = mlm_masks(&data->recipe, fraction, length, (int)mlm_special_tokens(data));
     MlmWord* word = (MlmWord*)xmalloc((size_t)length * sizeof(MlmWord));
     unsigned char* chosen = (unsigned char*)xcalloc((size_t)length, 1);
     int* tokens = b->tokens + begin;
@@ -141,7 +143,9 @@ static inline void mlm_batch_end(MlmBatch* b, int next_target) {
     b->sum_sq_len += (int64_t)length * length;
 }
 
-static inline void mlm_batch_add(MlmBatch* b, const MlmData* data, uint64_t epoch, uint64_t chunk, ReadError* error) {
+// Append the sequence of a chunk, which belongs to row `index` over all epochs.
+static inline void mlm_batch_add(MlmBatch* b, const MlmData* data, uint64_t index, uint64_t chunk, ReadError* error) {
+    const uint64_t epoch = index / data->rows;
     MlmDraws draws = mlm_draws(data, epoch, SITE_PAIR, chunk), masks = mlm_draws(data, epoch, SITE_MASK, chunk);
     MlmPair p = mlm_pair(data, chunk, mlm_budget(data, chunk), &draws);
     const int *cls = &data->text.vocabulary.cls, *sep = &data->text.vocabulary.sep;
@@ -159,7 +163,7 @@ static inline void mlm_batch_add(MlmBatch* b, const MlmData* data, uint64_t epoc
         b_end = b->rows;
         mlm_batch_append(b, sep, 1, 1);
     }
-    mlm_batch_mask(b, data, begin, a_end, b_end, &masks);
+    mlm_batch_mask(b, data, mlm_mask_fraction(&data->recipe, index), begin, a_end, b_end, &masks);
     mlm_batch_end(b, p.label);
 }
 
@@ -186,10 +190,10 @@ static inline int64_t mlm_count(const MlmData* data, uint64_t index, uint64_t n)
 static inline void mlm_batch_read(MlmBatch* b, const MlmData* data, uint64_t index, int B, ReadError* error) {
     mlm_batch_begin(b, 0);
     for (uint64_t i = index; i < index + (uint64_t)B; i++) {
-        uint64_t row = mlm_row(data, i), epoch = i / data->rows;
+        uint64_t row = mlm_row(data, i);
         uint64_t at = row, end = row + 1;
         if (data->order) at = row ? data->row_ends[row - 1] : 0, end = data->row_ends[row];
-        for (; at < end; at++) mlm_batch_add(b, data, epoch, data->order ? data->order[at] : at, error);
+        for (; at < end; at++) mlm_batch_add(b, data, i, data->order ? data->order[at] : at, error);
     }
 }
 

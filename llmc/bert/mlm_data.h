@@ -133,14 +133,16 @@ static inline void mlm_source_alloc(MlmSource* source, MlmRecipe recipe, int B, 
 }
 
 // Open both patterns (val_pattern may be NULL). Their tokens must be below V. Validation data always has the same
-// masks.
+// masks, of the same fraction.
 static inline void mlm_source_open(MlmSource* source, const char* train_pattern, const char* val_pattern, int V,
                                    uint64_t seed) {
     mlm_open(&source->train, train_pattern, source->T, source->recipe, seed);
     mlm_check_vocabulary(&source->train, V);
     source->has_train = 1;
     if (!val_pattern) return;
-    mlm_open(&source->val, val_pattern, source->T, source->recipe, 0);
+    MlmRecipe val = source->recipe;
+    val.mask_fraction = MLM_VAL_MASK_FRACTION;
+    mlm_open(&source->val, val_pattern, source->T, val, 0);
     mlm_check_vocabulary(&source->val, V);
     if (!sentences_same_vocabulary(&source->train.text.vocabulary, &source->val.text.vocabulary,
                                    source->train.text.continues, source->val.text.continues))

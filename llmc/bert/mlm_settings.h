@@ -9,8 +9,8 @@ enum { MEAN_MICRO, MEAN_GLOBAL };  // in the order of the flag's choices
 
 typedef struct {
     int loss_mean, next_sentence, whole_words, pack;
-    double mask_fraction, short_fraction;
-    const char* phase2;
+    double short_fraction;
+    const char *mask_fraction, *phase2;
     MultipleChoiceSets choices;  // clozes: mlm_evaluation.h
 } MlmSettings;
 
@@ -23,8 +23,8 @@ static inline int mlm_settings_rows(MlmSettings* s, Flag* table, int count) {
          "tokens."},
         {NULL, "--nsp",                FLAG_INT,    &s->next_sentence,   "1",      0,   1,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
          "1: also predict whether the second segment follows the first."},
-        {NULL, "--mask-fraction",      FLAG_REAL,   &s->mask_fraction,   "0.15",   1e-6, 1,      NULL,   SCOPE_RUN,     TOPIC_MASKING,
-         "Fraction of a sequence's tokens to predict."},
+        {NULL, "--mask-fraction",      FLAG_STRING, &s->mask_fraction,   "0.15",   0,   0,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
+         "Fraction of a sequence's tokens to predict. A:B: falls linearly from A to B over the run. Validation: 0.15."},
         {NULL, "--whole-word-masking", FLAG_INT,    &s->whole_words,     "0",      0,   1,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
          "1: mask all pieces of a word together."},
         {NULL, "--short-sequences",    FLAG_REAL,   &s->short_fraction,  "0.1",    0,   1,       NULL,   SCOPE_RUN,     TOPIC_MASKING,
@@ -50,12 +50,28 @@ static inline int mlm_default_settings(Flag* table, int count) {
     return count;
 }
 
-// For sequences of T tokens.
+// Read --mask-fraction, "A" or "A:B" with 1e-6 <= B <= A <= 1. Ends with USAGE if it is anything else.
+static inline void mlm_settings_fractions(const char* text, double* first, double* last) {
+    char copy[FLAG_TEXT_SIZE], error[FLAG_ERROR_SIZE];
+    Flag row = {NULL, "--mask-fraction", FLAG_REAL, first, NULL, 1e-6, 1};
+    snprintf(copy, sizeof copy, "%s", text);
+    char* colon = strchr(copy, ':');
+    if (colon) *colon = '\0';
+    int is_bad = flags_assign(&row, copy, error) != 0;
+    *last = is_bad ? 0 : *first;
+    row.value = last;
+    if (!is_bad && colon) is_bad = flags_assign(&row, colon + 1, error) != 0;
+    if (is_bad) die(USAGE, "%s", error);
+    if (*last > *first) die(USAGE, "--mask-fraction %s: the fraction rises; it may only fall, as in 0.3:0.15", text);
+}
+
+// For sequences of T tokens. mlm_run_open_data() sets over how many rows the fraction falls.
 static inline MlmRecipe mlm_settings_recipe(const MlmSettings* s, int T) {
     mlm_check_length(T);
     MlmRecipe recipe = {.whole_words = s->whole_words, .next_sentence = s->next_sentence, .pack = s->pack};
-    recipe.max_predictions = min_int(max_int(1, (int)rint(s->mask_fraction * T)), T);
-    recipe.mask_fraction = s->mask_fraction;
+    mlm_settings_fractions(s->mask_fraction, &recipe.mask_fraction, &recipe.last_mask_fraction);
+    double most = fmax(recipe.mask_fraction, MLM_VAL_MASK_FRACTION);
+    recipe.max_predictions = min_int(max_int(1, (int)rint(most * T)), T);
     recipe.short_fraction = s->short_fraction;
     return recipe;
 }

@@ -23,13 +23,16 @@
 #include "llmc/bert/sentences.h"
 
 enum { MLM_MIN_LENGTH = 8 };
+#define MLM_VAL_MASK_FRACTION 0.15  // of validation data, so that losses compare whatever --mask-fraction is
 
 typedef struct {
     int max_predictions;
-    double mask_fraction;
+    double mask_fraction;  // of the first row
     int whole_words, next_sentence;
     int pack;  // most sequences in a row; 0 and 1: one
     double short_fraction;
+    double last_mask_fraction;  // at most mask_fraction; of row `fall_rows` and of all after it
+    uint64_t fall_rows;         // 0: mask_fraction for all rows
 } MlmRecipe;
 
 typedef struct {
@@ -95,9 +98,17 @@ static inline uint32_t mlm_fill(const MlmData* data, uint64_t document, uint32_t
     return end;
 }
 
+// The fraction of tokens to mask in row `index`, counted over all epochs. It falls linearly, as in Ankner et al.,
+// "Dynamic Masking Rate Schedules for MLM Pretraining", 2023.
+static inline double mlm_mask_fraction(const MlmRecipe* r, uint64_t index) {
+    if (r->fall_rows == 0) return r->mask_fraction;
+    double done = index < r->fall_rows ? (double)index / (double)r->fall_rows : 1;
+    return r->mask_fraction + (r->last_mask_fraction - r->mask_fraction) * done;
+}
+
 // The number of masked positions in a sequence of `length` tokens.
-static inline int mlm_masks(const MlmRecipe* r, int length, int special_tokens) {
-    int wanted = max_int(1, (int)rint(r->mask_fraction * length));
+static inline int mlm_masks(const MlmRecipe* r, double fraction, int length, int special_tokens) {
+    int wanted = max_int(1, (int)rint(fraction * length));
     return min_int(min_int(r->max_predictions, wanted), length - special_tokens);
 }
 
@@ -138,19 +149,20 @@ static inline void mlm_pack_rows(MlmData* data) {
         head[length] = (uint32_t)i;
     }
     int longest = data->T, special = (int)mlm_special_tokens(data);
+    const double fraction = data->recipe.mask_fraction;
     data->rows = 0;
     for (uint64_t used = 0; used < data->chunks; data->row_ends[data->rows++] = (uint32_t)used) {
         int room = data->T, masks = data->recipe.max_predictions;
         while (head[longest] == none) longest--;
         for (int length = longest, n = 0; n < data->recipe.pack && length >= MLM_MIN_LENGTH;) {
-            if (length > room || head[length] == none || mlm_masks(&data->recipe, length, special) > masks) {
+            if (length > room || head[length] == none || mlm_masks(&data->recipe, fraction, length, special) > masks) {
                 length--;
                 continue;
             }
             data->order[used++] = head[length];
             head[length] = next[head[length]];
             room -= length;
-            masks -= mlm_masks(&data->recipe, length, special);
+            masks -= mlm_masks(&data->recipe, fraction, length, special);
             n++;
         }
     }
