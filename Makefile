@@ -65,14 +65,14 @@ GENCODE = $(foreach a,$(ARCH),-gencode=arch=compute_$(a),code=sm_$(a)) \
           $(foreach a,$(subst .,,$(PTX)),-gencode=arch=compute_$(a),code=compute_$(a))
 NO_BF16 = $(and $(filter bf16,$(PRECISION)),$(filter 75,$(ARCH) $(PTX)))
 HOST_WARN := -Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unknown-pragmas,-Wno-string-compare
-# -O1 applies to host code: device code is always compiled with -O3. ptxas uses all cores and makes the same code;
-# nvcc's own --split-compile would make other code.
+# Host code is compiled with -O1, device code always with -O3. No -march: at -O1 gcc writes no vzeroupper, which makes
+# log() and cos() several times slower on some CPUs. ptxas uses all cores; nvcc's --split-compile makes other code.
 NVFLAGS = $(if $(NO_BF16),$(error GPUs of compute capability 7.5 have no bf16: make PRECISION=fp16)) \
           -std=c++17 -O1 $(if $(DEBUG),-g -G) $(GENCODE) $(if $(LINEINFO),-lineinfo) -D_GNU_SOURCE \
           $(if $(DEBUG),,$(if $(filter 90a,$(ARCH)),-DHAS_SM90A)) \
           -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) -I. -Ibuild $(addprefix -I,$(CUPTI)) \
           $(MPI_CPP) $(if $(NCCL_H),-DUSE_NCCL $(addsuffix /include,$(addprefix -I,$(NCCL_HOME)))) \
-          -Xcompiler -march=$(MARCH),-fopenmp,-ffp-contract=off,-fno-math-errno,$(HOST_WARN) \
+          -Xcompiler -fopenmp,-ffp-contract=off,-fno-math-errno,$(HOST_WARN) \
           -Xptxas -warn-spills,-split-compile=0 -diag-suppress 177 -MMD -MP
 NVLIBS := -lcublasLt $(if $(NCCL_H),$(addsuffix /lib,$(addprefix -L,$(NCCL_HOME))) -lnccl) $(MPI_LIBS) -lgomp
 G      := $(B)/$(PRECISION)
