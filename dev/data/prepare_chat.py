@@ -345,7 +345,7 @@ def prepare(options):
         if held_out >= count:
             raise UserError(f"--val-fraction {options.val_fraction}: {count} conversations cannot be divided so; give more")
         width = 2 if size <= 65536 else 4
-        tokens, mask, ends = work.arrays("tokens", "<u4")[0], work.arrays("mask", "u1")[0], np.cumsum(lengths)
+        tokens, mask, ends = work.array("tokens", "<u4"), work.array("mask", "u1"), np.cumsum(lengths)
 
         def conversations(first, last):
             for end, length in zip(ends[first:last], lengths[first:last]):
@@ -379,7 +379,6 @@ def parse(arguments):
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the shards")
     parser.add_argument("--tokens", type=positive, metavar="T", help="of a row (default: the model's positions, or 1024)")
     parser.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="default: 0.01")
-    parser.set_defaults(part=None, join=False, restart=False)  # for Work
     options = parser.parse_args(arguments)
     for path in options.local:
         if not os.path.isfile(path):

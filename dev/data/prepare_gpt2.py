@@ -8,9 +8,9 @@
 
 Needs Python 3.8 or later and the packages `tokenizers` and `numpy`, for --dataset also `datasets`. --vocab is a
 directory that holds vocab.json (or encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json. --train-vocab N
-makes a tokenizer of N tokens from the text: a byte-level BPE that splits words like GPT-2's, from all of --local and
---url, from the first billion characters of --dataset. The 256 bytes come first, <|endoftext|> last; the same text gives
-the same tokenizer.
+makes a tokenizer of N tokens from the text: a byte-level BPE that splits words like GPT-2's, from all of --local, from
+the first billion characters of --dataset. The 256 bytes come first, <|endoftext|> last; the same text gives the same
+tokenizer.
 
 Input files, recognized by their names and first bytes, in the order given:
   plain text      one document per file
@@ -20,23 +20,15 @@ Input files, recognized by their names and first bytes, in the order given:
 Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
 the order of the archive.
 
-From the net come
-  --dataset   a data set of the Hugging Face hub, streamed: fineweb, fineweb-edu (their samples of 10 billion tokens),
-              tinystories, wikipedia (English), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or
-              .jsonl files; omitted parts have their defaults (fineweb:sample-100BT is another configuration)
-              tinyshakespeare is a single file, prepared as in llm.c: --split-blank-lines --val-tokens 32768
-  --url       a file as above, whose SHA-256 must be --sha256 if that is given
+--dataset is a data set of the Hugging Face hub, streamed: fineweb, fineweb-edu (their samples of 10 billion tokens),
+tinystories, wikipedia (English), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or .jsonl files;
+omitted parts have their defaults (fineweb:sample-100BT is another configuration). tinyshakespeare is a single file,
+prepared as in llm.c: --split-blank-lines --val-tokens 32768.
 
 If a long preparation is stopped or killed, the same command continues it and produces the same bytes. Until it is done,
 its work is in preparation/ in the output directory; work and shards together take twice the space of the tokens.
 
 <|endoftext|> is written before each document. If that string occurs in a text it is encoded as ordinary text.
-
-A preparation can be divided among jobs, on one machine or on several with one file system: run the same command with
---part 1/8, --part 2/8, ... --part 8/8, in any order, then once with --join. The output equals that of a single run.
-Each part reads its share of the files, so there are at most as many parts as files. It has its own work in parts/ in
-the output directory and can be resumed. --join checks that all parts are there, writes the shards from them, and then
-removes them.
 
 Validation is one of:
   --val-tokens N      the FIRST N tokens, as llm.c does with tinyshakespeare; the rest is for training
@@ -60,7 +52,7 @@ import numpy as np
 
 from documents import UserError, fraction, parse_options, positive, read_json, run
 from net import is_file, open_source
-from work import Output, Progress, Work, copy_numbers, joined, library_threads, vocabulary_texts, write_atomically
+from work import Output, Progress, Work, copy_numbers, library_threads, vocabulary_texts, write_atomically
 
 END_OF_TEXT = "<|endoftext|>"
 MAGICS = 20240520, 20240801  # of shards of uint16 and of uint32
@@ -330,10 +322,10 @@ def split_of(options, total, starts):
 
 
 def write_shards(work, prefix, tokens, begin, end):
-    """Tokens begin .. end - 1 of arrays in shards of equal size; returns their names."""
+    """Tokens begin .. end - 1 in shards of equal size; returns their names."""
     n, most = end - begin, work.options.shard_tokens
     count, names, progress = (n + most - 1) // most, [], Progress(prefix)
-    magic, version = (MAGICS[0], 1) if tokens[0].itemsize == 2 else (MAGICS[1], 7)
+    magic, version = (MAGICS[0], 1) if tokens.itemsize == 2 else (MAGICS[1], 7)
     for i in range(count):
         first, last = begin + n * i // count, begin + n * (i + 1) // count
         names.append(f"{prefix}_{i:06d}.bin")
@@ -370,20 +362,12 @@ def prepare(options):
         has_tokenizer = bool(options.vocab) and os.path.samefile(options.vocab, options.out)
         names = "|".join(map(re.escape, TOKENIZER_FILES))
         output = Output(options.out, "prepare_gpt2.py", names, ["config.json", *TOKENIZER_FILES] if has_tokenizer else ())
-        if options.join:
-            work.find_parts()
-        else:
-            source.open(work)
+        source.open(work)
         vocabulary = get_vocabulary(options, source, work)
         width = 2 if vocabulary.size <= 65536 else 4
-        if not options.join:
-            encode_text(options, source, work, vocabulary, width)
-        if options.part:
-            work.finish_part()
-            return
-        tokens, starts = work.arrays("tokens", f"<u{width}"), work.arrays("starts", "<u8")
-        before = np.cumsum([0] + [len(numbers) for numbers in tokens])
-        starts, total = joined([first + numbers for first, numbers in zip(before, starts)]), int(before[-1])
+        encode_text(options, source, work, vocabulary, width)
+        tokens, starts = work.array("tokens", f"<u{width}"), work.array("starts", "<u8")
+        total = len(tokens)
         if options.limit_tokens is not None and total > options.limit_tokens:
             total = options.limit_tokens
             starts = starts[: np.searchsorted(starts, total)]
@@ -396,7 +380,6 @@ def prepare(options):
             write_atomically(work.path(name), data)
         output.publish(work.folder, names + list(copies))
         work.forget()
-        work.forget_parts()
     print(
         f"{options.out}: {len(starts)} documents, {train[1] - train[0]} training tokens, "
         f"{val[1] - val[0]} validation tokens, {len(names)} shards, vocabulary of {vocabulary.size}"
