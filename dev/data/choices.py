@@ -34,21 +34,16 @@ def parse(description, add_options, arguments):
     return options
 
 
-def read_lines(path):
-    """(number from 1, line) of a text file."""
+def read_jsonl(path):
+    """(where, object) of each line."""
     try:
-        with open(path, encoding="utf-8-sig", newline="\n") as f:
-            for number, line in enumerate(f, 1):
-                yield number, line.rstrip("\r\n")
+        with open(path, encoding="utf-8-sig") as f:
+            lines = f.read().split("\n")
     except UnicodeDecodeError as e:
         raise UserError(f"{path}: is not UTF-8 text ({e.reason})")
     except OSError as e:
         raise UserError(f"{path}: cannot be read: {e.strerror}")
-
-
-def read_jsonl(path):
-    """(where, object) of each line."""
-    for number, line in read_lines(path):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{path}: line {number}"
