@@ -20,7 +20,7 @@ import zlib
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 import user_error  # noqa: E402
 from user_error import FAILED, Parser, Unreachable, UserError, parse_json, read_json, sync_directory  # noqa: E402, F401
-from user_error import refuse_foreign, replacing, write_atomically, writing  # noqa: E402, F401: scripts import them from here
+from user_error import lock, refuse_foreign, replacing, write_atomically, writing  # noqa: E402, F401: scripts import them from here
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ that are of an earlier run.
 import collections
 import concurrent.futures
 import contextlib
-import fcntl
 import json
 import multiprocessing
 import os
@@ -23,7 +22,7 @@ import time
 
 import numpy as np
 
-from documents import Unreachable, UserError, parse_json, read_json, sync_directory, write_atomically
+from documents import Unreachable, UserError, lock, parse_json, read_json, sync_directory, write_atomically
 
 FOLDER, STATE, LOCK = "preparation", "state.json", "preparation.lock"
 MANIFEST, SHARD = "prepared.json", r"(train|val)_\d{6}\.bin"
@@ -192,11 +191,8 @@ class Work:
         if os.path.islink(self.folder) or (found and LOCK not in found):
             raise UserError(f"{self.folder}: was not made by a preparation of this version; move it away, or choose another --out")
         os.makedirs(self.folder, exist_ok=True)
-        self.lock = open(self.path(LOCK), "w")
-        try:
-            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone, not of workers that outlive it
-        except OSError:
-            raise UserError(f"{options.out}: another preparation is writing there; wait for it, or give another --out")
+        refusal = f"{options.out}: another preparation is writing there; wait for it, or give another --out"
+        self.lock = lock(self.path(LOCK), refusal)
         state, done = read_state(self.folder) or (None, None)
         if done and state != self.settings:
             flag = next(flag for flag in sorted({*state, *self.settings}) if state.get(flag) != self.settings.get(flag))

@@ -340,8 +340,8 @@ def check_file(hub):
     hub.cut = None
     net.FILES["tinyshakespeare"] = url, "0" * 64
     refused("another file", "has the sha256 .*, not 0000", "gpt2", *there)
-    net.FILES["tinyshakespeare"] = hub.address + "/none.txt", "0" * 64
-    refused("no such file there", "cannot be fetched", "gpt2", *there, status=1)
+    net.FILES["tinyshakespeare"] = "http://tiger:ftp@127.0.0.1:1/x.txt", "0" * 64
+    refused("no server there", r"http://\*\*\*@127.0.0.1:1/x.txt: cannot be fetched", "gpt2", *there, status=1)
 
 
 CARD = """---
