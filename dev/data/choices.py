@@ -6,6 +6,7 @@ and its tokens. Version 2, of this project alone, adds the characters of each en
 Bytes or numbers above 65,535 keep their low 16 bits only. Readers that use the lengths, like this project's, need
 neither; llm.c itself reads sets of four endings below these limits.
 """
+import itertools
 import os
 import struct
 import sys
@@ -89,15 +90,8 @@ def encode(tokenizer, vocabulary, batch, number, counts):
 
 
 def batches(examples, limit):
-    batch = []
-    for number, example in enumerate(examples, 1):
-        batch.append(example)
-        if len(batch) == BATCH or number == limit:
-            yield batch
-            batch = []
-        if number == limit:
-            return
-    if batch:
+    examples = itertools.islice(examples, limit)
+    while batch := list(itertools.islice(examples, BATCH)):
         yield batch
 
 

@@ -7,6 +7,7 @@ Options that the readers use: `text_key`; `read_plain` and `read_document`, func
 import argparse
 import bz2
 import codecs
+import contextlib
 import gzip
 import io
 import lzma
@@ -19,7 +20,7 @@ import zlib
 
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 import user_error  # noqa: E402
-from user_error import FAILED, Parser, Unreachable, UserError, parse_json, read_json, sync_directory  # noqa: E402, F401
+from user_error import Parser, Unreachable, UserError, parse_json, read_json, sync_directory  # noqa: E402, F401
 from user_error import lock, refuse_foreign, replacing, write_atomically, writing  # noqa: E402, F401: scripts import them from here
 
 
@@ -226,6 +227,10 @@ def parse_options(description, add_options, arguments):
     options = parser.parse_args(arguments)
     if options.revision is not None and options.dataset is None:
         raise UserError("--revision belongs to --dataset, which is not given")
+    if options.vocab is not None:
+        folder = options.vocab if os.path.isdir(options.vocab) else os.path.dirname(options.vocab)
+        if os.path.realpath(folder) == os.path.realpath(options.out):
+            raise UserError(f"--vocab {options.vocab}: would be overwritten; choose another --out")
     for path in options.local or []:
         if not os.path.isfile(path):
             what = "is a directory; give the files in it" if os.path.isdir(path) else "no such file"
@@ -248,7 +253,14 @@ def run(parse, prepare, arguments):
             with writing(options.out):
                 prepare(options)
         except KeyboardInterrupt as e:
-            print(f"error: {str(e) or 'interrupted; nothing was written'}", file=sys.stderr, flush=True)
-            os._exit(FAILED)  # an ordinary end waits for threads of libraries, which may be in the middle of something
+            raise Unreachable(str(e) or "interrupted; nothing was written")
 
     return user_error.run(main)
+
+
+def end(status):
+    """End the process. An ordinary end waits for threads of libraries: that of a pool of processes waits forever for
+    the rest of what a worker was writing when it was killed."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(status)

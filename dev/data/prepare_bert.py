@@ -54,7 +54,7 @@ from array import array
 
 import numpy as np
 
-from documents import UserError, fraction, parse_options, run
+from documents import UserError, end, fraction, parse_options, run
 from net import is_file, open_source
 from work import Output, Progress, Work, copy_numbers, library_threads, vocabulary_texts, write_atomically
 
@@ -128,12 +128,8 @@ def make_tokenizer(tokens, is_cased):
     return tokenizer
 
 
-def vocabulary_path(path):
-    return os.path.join(path, "vocab.txt") if os.path.isdir(path) else path
-
-
 def read_vocabulary(path):
-    path = vocabulary_path(path)
+    path = os.path.join(path, "vocab.txt") if os.path.isdir(path) else path
     try:
         with open(path, encoding="utf-8-sig", newline="\n") as f:
             text = f.read()
@@ -319,11 +315,9 @@ def prepare(options):
         "--text-key": options.text_key,
         "--limit-tokens": options.limit_tokens,
     }
-    streams, target = ["tokens", "lengths", "counts"], os.path.join(options.out, "vocab.txt")
+    streams = ["tokens", "lengths", "counts"]
     with Work(options, settings, streams) as work:
-        has_vocabulary = options.vocab and os.path.isfile(target) and os.path.samefile(target, vocabulary_path(options.vocab))
-        spared = ["vocab.txt"] if has_vocabulary else []
-        output = Output(options.out, "prepare_bert.py", r"vocab\.txt|tokenizer_config\.json", spared)
+        output = Output(options.out, "prepare_bert.py", r"vocab\.txt|tokenizer_config\.json")
         source.open(work)
         vocabulary = get_vocabulary(options, source, work)
         width, code = (2, "H") if len(vocabulary) <= 65536 else (4, "I")
@@ -339,7 +333,7 @@ def prepare(options):
         texts = {"vocab.txt": "\n".join(vocabulary), "tokenizer_config.json": json.dumps(config, indent=2)}
         for name, text in texts.items():
             write_atomically(work.path(name), text + "\n")
-        output.publish(work.folder, names + [name for name in texts if name not in spared])
+        output.publish(work.folder, names + list(texts))
         work.forget()
     documents, tokens = len(encoded.sizes), encoded.sizes.sum()
     print(
@@ -370,4 +364,4 @@ def parse(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(run(parse, prepare, sys.argv[1:]))
+    end(run(parse, prepare, sys.argv[1:]))

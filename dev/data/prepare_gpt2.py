@@ -50,7 +50,7 @@ from array import array
 
 import numpy as np
 
-from documents import UserError, fraction, parse_options, positive, read_json, run
+from documents import UserError, end, fraction, parse_options, positive, read_json, run
 from net import is_file, open_source
 from work import Output, Progress, Work, copy_numbers, library_threads, vocabulary_texts, write_atomically
 
@@ -359,9 +359,7 @@ def prepare(options):
         "--limit-tokens": options.limit_tokens,
     }
     with Work(options, settings, ["tokens", "starts"]) as work:
-        has_tokenizer = bool(options.vocab) and os.path.samefile(options.vocab, options.out)
-        names = "|".join(map(re.escape, TOKENIZER_FILES))
-        output = Output(options.out, "prepare_gpt2.py", names, ["config.json", *TOKENIZER_FILES] if has_tokenizer else ())
+        output = Output(options.out, "prepare_gpt2.py", "|".join(map(re.escape, TOKENIZER_FILES)))
         source.open(work)
         vocabulary = get_vocabulary(options, source, work)
         width = 2 if vocabulary.size <= 65536 else 4
@@ -375,10 +373,9 @@ def prepare(options):
             raise UserError(f"{source.title}: no text in the input")
         val, train = split_of(options, total, starts)
         names = write_shards(work, "val", tokens, *val) + write_shards(work, "train", tokens, *train)
-        copies = {} if has_tokenizer else vocabulary.copies
-        for name, data in copies.items():
+        for name, data in vocabulary.copies.items():
             write_atomically(work.path(name), data)
-        output.publish(work.folder, names + list(copies))
+        output.publish(work.folder, names + list(vocabulary.copies))
         work.forget()
     print(
         f"{options.out}: {len(starts)} documents, {train[1] - train[0]} training tokens, "
@@ -427,4 +424,4 @@ def main(options):
 
 
 if __name__ == "__main__":
-    sys.exit(run(parse, main, sys.argv[1:]))
+    end(run(parse, main, sys.argv[1:]))

@@ -310,10 +310,10 @@ def copy_numbers(f, numbers, begin, end):
 
 class Output:
     """The directory of --out, not a model's. `names`: a pattern of the files that the script writes there, besides shards.
-    Those that are there must be listed in prepared.json, except the `spared` ones, which are neither replaced nor removed."""
+    Those that are there must be listed in prepared.json."""
 
-    def __init__(self, folder, script, names, spared=()):
-        self.folder, self.script, self.spared = folder, script, set(spared)
+    def __init__(self, folder, script, names):
+        self.folder, self.script = folder, script
         path, model = self.path(MANIFEST), self.path("model")
         manifest = read_json(path) if os.path.isfile(path) else {}
         files = manifest.get("files") if isinstance(manifest, dict) and manifest.get("script") == script else None
@@ -322,7 +322,7 @@ class Output:
             found = found - {"model"} | {f"model/{name}" for name in os.listdir(model)}
         found = {name for name in found if re.fullmatch(rf"{SHARD}|{MANIFEST}|config\.json|{names}", name)}
         self.earlier = {name for name in found if isinstance(files, list) and name in files}
-        for name in sorted(found - self.earlier - self.spared):
+        for name in sorted(found - self.earlier):
             raise UserError(f"{self.path(name)}: is not in {MANIFEST}, so {script} has not written it; move it away, or choose another --out")
 
     def path(self, name):
@@ -340,10 +340,9 @@ class Output:
             os.replace(os.path.join(source, name), self.path(name))
         for folder in {os.path.dirname(self.path(name)) for name in names}:
             sync_directory(folder)
-        kept = self.spared.union(names, [MANIFEST])
-        for name in sorted(self.earlier - kept):
+        for name in sorted(self.earlier - {MANIFEST, *names}):
             os.remove(self.path(name))
             if os.path.dirname(name):
                 with contextlib.suppress(OSError):  # other files are in it
                     os.rmdir(os.path.dirname(self.path(name)))
-        self._list(self.earlier & kept | set(names))
+        self._list(names)

@@ -160,6 +160,7 @@ def check_refusals():
         ("few tokens", "gpt2", f"--local {TEXTS[0]} --train-vocab 256", "the bytes and .* alone take 257"),
         ("many tokens", "gpt2", f"--local {TEXTS[0]} --train-vocab 99999999999", "is more than 16777216"),
         ("few words", "bert", f"--local {TEXTS[0]} --train-vocab 40 --lines", "characters of this text alone take"),
+        ("onto the vocabulary", "bert", f"--local {TEXTS[0]} --vocab {W}/refused/vocab.txt", "would be overwritten"),
         ("--revision without --dataset", "bert", f"--local {TEXTS[0]} --revision main", "belongs to --dataset"),
         ("a data set of many parts", "gpt2", "--dataset a:b:c:d:e", "is not NAME"),
     ]:
