@@ -40,7 +40,8 @@ def functions(path):
         end = text.find("\n", match.end())
         if not text[match.end() : end].strip():
             end = text.find("\n}", match.end()) + 2
-        found.append((text.count("\n", first, end) + 1, count_parameters(match[2]), text.count("\n", 0, first) + 1, match[1]))
+        lines, line = text.count("\n", first, end) + 1, text.count("\n", 0, first) + 1
+        found.append((lines, count_parameters(match[2]), line, match[1]))
     return found
 
 

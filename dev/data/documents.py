@@ -21,7 +21,7 @@ import zlib
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 import user_error  # noqa: E402
 from user_error import Parser, Unreachable, UserError, parse_json, read_json, sync_directory  # noqa: E402, F401
-from user_error import lock, refuse_foreign, replacing, write_atomically, writing  # noqa: E402, F401: scripts import them from here
+from user_error import lock, refuse_foreign, replacing, write_atomically, writing  # noqa: E402, F401: for scripts
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def parse_options(description, add_options, arguments):
     parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
     cores = min(os.cpu_count() or 1, 256)
     parser.add_argument("--processes", type=positive, default=cores, metavar="N", help="default: all cores")
-    parser.add_argument("--save-every", type=seconds, default=30, metavar="S", help="seconds between saves of the work (30)")
+    parser.add_argument("--save-every", type=seconds, default=30, metavar="S", help="seconds between saves (30)")
     add_options(parser)
     options = parser.parse_args(arguments)
     if options.revision is not None and options.dataset is None:

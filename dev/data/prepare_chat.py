@@ -190,7 +190,8 @@ def write_shard(path, rows, length, filler, width):
 
 def write_shards(folder, prefix, conversations, options, filler, width):
     """Names of the shards, and the number of rows in them."""
-    most, names, rows, total = max(1, SHARD_TOKENS // options.tokens), [], pack(conversations, options.tokens, filler), 0
+    most, rows = max(1, SHARD_TOKENS // options.tokens), pack(conversations, options.tokens, filler)
+    names, total = [], 0
     while shard := list(itertools.islice(rows, most)):
         names.append(f"{prefix}_{len(names):06d}.bin")
         write_shard(os.path.join(folder, names[-1]), shard, options.tokens, filler, width)

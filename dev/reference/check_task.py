@@ -183,8 +183,8 @@ def main():
     features = [of_file(path, tokenizer) for path in files]
 
     program, flags = os.path.abspath(args.program), f"--task {args.task} -t {T} --stride {T // 3} -b {B}".split()
-    settings = f"-x {args.steps} --shuffle 0 -l {LR} -k constant -c {DECAY} --beta2 0.999 --eps {EPS} -v 0 -n 0 --dropout 0"
-    run([program, "-e", start, "-i", files[0], "-o", out, "--overwrite", "1", *settings.split(), *flags])
+    settings = f"-x {args.steps} --shuffle 0 -l {LR} -k constant -c {DECAY} --beta2 0.999 --eps {EPS} --dropout 0"
+    run([program, "-e", start, "-i", files[0], "-o", out, *f"{settings} -v 0 -n 0 --overwrite 1".split(), *flags])
     ours = [json.loads(line) for line in open(os.path.join(out, "log.jsonl"), encoding="utf-8")]
     ours = [line["loss"] for line in ours if "loss" in line and "step" in line]
     theirs = train(args.task, kind.from_pretrained(start, attn_implementation="eager"), features[0], args.steps)
