@@ -115,15 +115,13 @@ class Vocabulary:
     def _tokenizer_json(self, path):
         tree = read_json(path)
         try:
-            kind, model = (tree.get("pre_tokenizer") or {}).get("type"), tree.get("model") or {}
-            dropout = model.pop("dropout", None)
+            kind, dropout = (tree.get("pre_tokenizer") or {}).get("type"), (tree.get("model") or {}).get("dropout")
         except AttributeError:
             raise UserError(f"{path}: is not a tokenizer with a vocabulary and added tokens")
         if '"ByteLevel"' not in json.dumps([tree.get("pre_tokenizer"), tree.get("normalizer")]):
             raise UserError(f"{path}: its pre-tokenizer is {kind}; only byte-level tokenizers, as GPT-2's, can be used")
-        if dropout:  # BPE-dropout: other merges in every run
-            print(f"{path}: its dropout of {dropout} is switched off, so that a text always gives the same tokens")
-            self.copies["tokenizer.json"] = json.dumps(tree, ensure_ascii=False)
+        if dropout:
+            raise UserError(f"{path}: its dropout of {dropout} gives a text other tokens in every run; set it to null")
         return tree
 
     def _from_vocab(self, vocab, merges):
