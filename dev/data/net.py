@@ -2,20 +2,16 @@
 
 A source has settings(), by flag, that identify its text, and batches(position): ([(piece of text, whether it begins a
 document)], (the position after it, the fraction of the text done there or None)), from an earlier position or, with
-None, from the beginning. Positions must survive JSON. `title` is the source's
-name in errors.
+None, from the beginning. Positions must survive JSON. `title` is the source's name in errors.
 
 Tests: data sets streamed from directories of parquet and jsonl files and from a stand-in for the hub on the same
-machine, and files from a local server that cuts its connections. The real hub was not used.
+machine. The real hub was not used.
 """
-import hashlib
-import http.client
 import json
 import os
 import socket
-import urllib.request
 
-from documents import Unreachable, UserError, read_documents, read_text, write_atomically
+from documents import Unreachable, UserError, read_documents, read_text
 
 BATCH_CHARACTERS = 1 << 18  # of text for one task of a worker
 BATCH_PIECES = 4096
@@ -28,13 +24,6 @@ DATASETS = {
     "fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", "text"),
     "tinystories": ("roneneldan/TinyStories", "", "train", "text"),
     "wikipedia": ("wikimedia/wikipedia", "20231101.en", "train", "text"),
-}
-# The same of single files: address, sha256.
-FILES = {
-    "tinyshakespeare": (
-        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-    ),
 }
 
 
@@ -85,9 +74,6 @@ class Files:
         stats = [(os.path.abspath(path), os.stat(path)) for path in self.paths]
         return {"--local": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]}
 
-    def open(self, work):
-        pass
-
     def batches(self, position):
         known, count, before, batch = position or 0, 0, 0, Batch()
         total = max(1, sum(map(os.path.getsize, self.paths)))
@@ -112,32 +98,6 @@ class Files:
             yield batch.pieces, (count, 1)
 
 
-class Download(Files):
-    """A file from the net, kept in the work's folder while it is needed."""
-
-    def __init__(self, options, url, sha256):
-        self.options, self.url, self.title, self.sha256 = options, url, url, sha256
-
-    def settings(self):
-        return {"--dataset": self.url}
-
-    def open(self, work):
-        path = work.path("download.txt")
-        self.paths = [path]
-        if os.path.exists(path):
-            return
-        try:
-            with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer:
-                data = answer.read()
-        except (http.client.HTTPException, OSError) as e:
-            raise Unreachable(f"{self.url}: cannot be fetched: {one_line(getattr(e, 'reason', e))}")
-        digest = hashlib.sha256(data).hexdigest()
-        if digest != self.sha256:
-            raise UserError(f"{self.url}: has the sha256 {digest}, not {self.sha256}; it is not the expected file")
-        write_atomically(path, data)
-        work.save()
-
-
 # ----------------------------------------------------------------------------------------------------------
 # Data sets of the hub
 
@@ -157,16 +117,6 @@ class Dataset:
     def settings(self):
         return {"--dataset": [self.name, self.config, self.split, self.column], "--revision": self.options.revision}
 
-    def open(self, work):
-        os.environ.setdefault("USE_TORCH", "0")  # which would only be imported
-        try:
-            import datasets
-        except ImportError:
-            raise UserError("--dataset needs the Python package 'datasets'; install it with: pip install datasets")
-        datasets.utils.logging.set_verbosity_error()
-        datasets.utils.logging.disable_progress_bar()
-        self.library = datasets
-
     def _revision(self, position):
         """The commit to read: a data set must not change between two runs of a preparation."""
         if position is not None:
@@ -178,9 +128,16 @@ class Dataset:
         return huggingface_hub.HfApi().dataset_info(self.name, revision=self.options.revision, timeout=TIMEOUT).sha
 
     def _load(self, position):
+        os.environ.setdefault("USE_TORCH", "0")  # which would only be imported
+        try:
+            import datasets
+        except ImportError:
+            raise UserError("--dataset needs the Python package 'datasets'; install it with: pip install datasets")
+        datasets.utils.logging.set_verbosity_error()
+        datasets.utils.logging.disable_progress_bar()
         try:
             revision = self._revision(position)
-            stream = self.library.load_dataset(
+            stream = datasets.load_dataset(
                 self.name, self.config or None, split=self.split, streaming=True, revision=revision
             )
             columns = stream.column_names or list(next(iter(stream)))
@@ -219,15 +176,8 @@ class Dataset:
                 return
 
 
-def is_file(dataset, name):
-    """Whether a --dataset is this single file."""
-    return dataset is not None and dataset.lower() == name
-
-
 def open_source(options):
     """The source that the options name."""
     if options.local is not None:
         return Files(options)
-    if options.dataset.lower() in FILES:
-        return Download(options, *FILES[options.dataset.lower()])
     return Dataset(options)

@@ -20,8 +20,7 @@ the order of the archive.
 
 --dataset is a data set of the Hugging Face hub, streamed: wikipedia (English), tinystories, fineweb, fineweb-edu (their
 samples of 10 billion tokens), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or .jsonl files; omitted
-parts have their defaults (wikipedia:20231101.de is another configuration). tinyshakespeare is a single file, and read
-with --lines.
+parts have their defaults (wikipedia:20231101.de is another configuration).
 
 If a long preparation is stopped or killed, the same command continues it and produces the same bytes. Until it is done,
 its work is in preparation/ in the output directory; work and output together take twice the space of the tokens.
@@ -55,7 +54,7 @@ from array import array
 import numpy as np
 
 from documents import UserError, end, fraction, parse_options, run
-from net import is_file, open_source
+from net import open_source
 from work import Output, Progress, Work, copy_numbers, library_threads, vocabulary_texts, write_atomically
 
 MAGIC = 20261121
@@ -318,7 +317,6 @@ def prepare(options):
     streams = ["tokens", "lengths", "counts"]
     with Work(options, settings, streams) as work:
         output = Output(options.out, "prepare_bert.py", r"vocab\.txt|tokenizer_config\.json")
-        source.open(work)
         vocabulary = get_vocabulary(options, source, work)
         width, code = (2, "H") if len(vocabulary) <= 65536 else (4, "I")
         arguments = (vocabulary, options.cased, options.lines, code)
@@ -355,8 +353,6 @@ def add_options(parser):
 
 def parse(arguments):
     options = parse_options(__doc__, add_options, arguments)
-    if is_file(options.dataset, "tinyshakespeare"):
-        options.lines = True
     options.read_plain = read_blank_lines if options.lines else read_whole
     options.read_document = read_whole
     options.drop_titles = True

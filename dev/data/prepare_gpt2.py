@@ -3,7 +3,7 @@
 
     prepare_gpt2.py --local FILE... --vocab DIR --out DIR
     prepare_gpt2.py --dataset fineweb-edu --limit-tokens 1000000000 --vocab DIR --out DIR
-    prepare_gpt2.py --dataset tinyshakespeare --vocab DIR --out DIR
+    prepare_gpt2.py --local input.txt --split-blank-lines --val-tokens 32768 --vocab DIR --out DIR
     prepare_gpt2.py --local FILE... --train-vocab 16384 --out DIR
 
 Needs Python 3.8 or later and the packages `tokenizers` and `numpy`, for --dataset also `datasets`. --vocab is a
@@ -22,8 +22,7 @@ the order of the archive.
 
 --dataset is a data set of the Hugging Face hub, streamed: fineweb, fineweb-edu (their samples of 10 billion tokens),
 tinystories, wikipedia (English), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or .jsonl files;
-omitted parts have their defaults (fineweb:sample-100BT is another configuration). tinyshakespeare is a single file,
-prepared as in llm.c: --split-blank-lines --val-tokens 32768.
+omitted parts have their defaults (fineweb:sample-100BT is another configuration).
 
 If a long preparation is stopped or killed, the same command continues it and produces the same bytes. Until it is done,
 its work is in preparation/ in the output directory; work and shards together take twice the space of the tokens.
@@ -51,7 +50,7 @@ from array import array
 import numpy as np
 
 from documents import UserError, end, fraction, parse_options, positive, read_json, run
-from net import is_file, open_source
+from net import open_source
 from work import Output, Progress, Work, copy_numbers, library_threads, vocabulary_texts, write_atomically
 
 END_OF_TEXT = "<|endoftext|>"
@@ -358,7 +357,6 @@ def prepare(options):
     }
     with Work(options, settings, ["tokens", "starts"]) as work:
         output = Output(options.out, "prepare_gpt2.py", "|".join(map(re.escape, TOKENIZER_FILES)))
-        source.open(work)
         vocabulary = get_vocabulary(options, source, work)
         width = 2 if vocabulary.size <= 65536 else 4
         encode_text(options, source, work, vocabulary, width)
@@ -400,10 +398,6 @@ def parse(arguments):
     options = parse_options(__doc__, add_options, arguments)
     options.read_plain = options.read_document = read_plain
     options.drop_titles = False
-    if is_file(options.dataset, "tinyshakespeare"):
-        options.split_blank_lines = True
-        if options.val_tokens is None and options.val_fraction is None:
-            options.val_tokens = 32768
     if options.val_fraction is None:
         options.val_fraction = 0.01
     options.cuttable = True

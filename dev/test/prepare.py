@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import glob
 import gzip
-import hashlib
 import importlib.util
 import io
 import json
@@ -33,7 +32,6 @@ from verdicts import (
 
 sys.path.insert(0, os.path.join(ROOT, "dev", "data"))
 import documents  # noqa: E402
-import net  # noqa: E402
 import prepare_bert  # noqa: E402
 import prepare_chat  # noqa: E402
 import prepare_gpt2  # noqa: E402
@@ -166,7 +164,7 @@ def check_refusals():
         ("few words", "bert", f"--local {TEXTS[0]} --train-vocab 40 --lines", "characters of this text alone take"),
         ("onto the vocabulary", "bert", f"--local {TEXTS[0]} --vocab {W}/refused/vocab.txt", "would be overwritten"),
         ("--revision without --dataset", "bert", f"--local {TEXTS[0]} --revision main", "belongs to --dataset"),
-        ("a data set of many parts", "gpt2", "--dataset a:b:c:d:e", "is not NAME"),
+        ("a data set of many parts", "gpt2", "--dataset http://a:b@c:d:e", r"http://\*\*\*@c:d:e: is not NAME"),
     ]:
         refused(name, pattern, kind, *flags.split())
 
@@ -324,23 +322,6 @@ def check_limits():
 # From the net
 
 
-def check_file(hub):
-    """The data set that is one file: prepared as a local one, and refused if it is another or not there."""
-    text, url = read(TEXTS[0], "rb"), hub.address + "/files/input.txt"
-    write(W + "/net/files/input.txt", text)
-    prepare("gpt2", W + "/local", "--local", TEXTS[0], "--split-blank-lines", "--val-tokens", "4000")
-    there = "--dataset", "tinyshakespeare", "--val-tokens", "4000"
-    net.FILES["tinyshakespeare"] = url, hashlib.sha256(text).hexdigest()
-    same("tinyshakespeare from its address", prepare("gpt2", W + "/fetched", *there), W + "/fetched", W + "/local")
-    hub.cut = 1000
-    refused("a connection that ends early", "cannot be fetched", "gpt2", *there, status=1)
-    hub.cut = None
-    net.FILES["tinyshakespeare"] = url, "0" * 64
-    refused("another file", "has the sha256 .*, not 0000", "gpt2", *there)
-    net.FILES["tinyshakespeare"] = "http://tiger:ftp@127.0.0.1:1/x.txt", "0" * 64
-    refused("no server there", r"http://\*\*\*@127.0.0.1:1/x.txt: cannot be fetched", "gpt2", *there, status=1)
-
-
 CARD = """---
 dataset_info:
 - config_name: 20231101.en
@@ -400,7 +381,6 @@ def main():
     for check in (check_interruptions, check_limits):
         check()
     with Hub(W + "/net") as hub:
-        check_file(hub)
         if importlib.util.find_spec("datasets"):
             check_datasets(hub, texts)
         else:
