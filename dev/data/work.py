@@ -90,8 +90,7 @@ def encode_all(processes, batches, encode_batch, start, arguments):
     except concurrent.futures.process.BrokenProcessPool:
         raise Unreachable(KILLED)
     finally:
-        for future, _ in given:
-            future.cancel()
+        # Nothing is cancelled: that is an error in the pool's thread while it finds that a worker was killed.
         pool.shutdown(wait=False)
     if failures:
         raise failures[0]
