@@ -1,8 +1,8 @@
 /* Tests of train_bert.cu and apps/finetune_bert.cu as a whole: they are included here without their main().
  *
  *     ./test_bert                     golden numbers, equalities, finite differences (double build)
- *     ./test_bert batches PATTERN T COUNT SEED OUT [DIR]     COUNT sequences as the trainer draws them, and with a
- *                                     model directory their losses, for dev/reference/check_bert.py
+ *     ./test_bert batches PATTERN T COUNT SEED OUT     COUNT sequences as the trainer draws them, for
+ *                                     dev/reference/compare_autocast.py
  *
  * The golden files and the script that made them are in dev/reference/. */
 #define NO_MAIN
@@ -582,28 +582,15 @@ static void test_finite_differences(Tests* t, double dropout, Gelu gelu, int nex
 
 // ---------------------------------------------------------------------------------------------------------
 
-// Write sequences as a run with this -t and --seed reads them (validation has seed 0), and what a model makes of them.
-static int write_batches(const char* pattern, int T, int count, uint64_t seed, const char* out, const char* directory) {
+// Write sequences as a run with this -t and --seed reads them.
+static int write_batches(const char* pattern, int T, int count, uint64_t seed, const char* out) {
     MlmRecipe recipe = {.max_predictions = max_int(1, (int)rint(0.15 * T)), .mask_fraction = 0.15};
     recipe.next_sentence = 1, recipe.pack = 1, recipe.short_fraction = 0.1;
     MlmData data;
     MlmBatch all;
-    real losses[STEP_LOSSES] = {0, 0};
     mlm_open(&data, pattern, T, recipe, seed);
     mlm_batch_alloc(&all, count, T, recipe.max_predictions);
     mlm_batch_build(&all, &data, 0, count);
-    if (directory) {
-        Bench* b = bench_open(bert_config_read(named("%s/config.json", directory)), 1, T, recipe.max_predictions, 0, 1);
-        MlmScales scales = {.masked = 1.0 / all.masked, .next = 1.0 / count};
-        bench_load(b, named("%s/model.safetensors", directory));
-        for (int i = 0; i < count; i++) {
-            mlm_batch_build(&b->batch, &data, (uint64_t)i, 1);
-            bench_take(b);
-            evaluate_batch(&b->m, &b->in, scales, i == 0 ? SET : ADD, &b->ctx);
-        }
-        device_download(&b->ctx, losses, b->m.a.loss, sizeof losses);
-        bench_close(b);
-    }
     const struct {
         const char* name;
         const int* values;
@@ -614,18 +601,15 @@ static int write_batches(const char* pattern, int T, int count, uint64_t seed, c
                  {"masked_rows", all.masked_rows, all.masked},
                  {"targets", all.targets, all.masked},
                  {"next_targets", all.next_targets, all.count}};
-    const uint64_t two = STEP_LOSSES;
     SafeTensorsWriter w;
     safetensors_writer_create(&w, out);
     for (size_t i = 0; i < COUNT_OF(parts); i++) {
         uint64_t n = (uint64_t)parts[i].n;
         safetensors_writer_add(&w, parts[i].name, "I32", 1, &n);
     }
-    safetensors_writer_add(&w, "losses", safetensors_real_dtype(), 1, &two);
     safetensors_writer_begin(&w);
     for (size_t i = 0; i < COUNT_OF(parts); i++)
         safetensors_writer_append(&w, parts[i].values, (size_t)parts[i].n * sizeof(int));
-    safetensors_writer_append(&w, losses, sizeof losses);
     if (safetensors_writer_finish(&w) != 0) die(FAILED, "%s: %s", out, strerror(errno));
     mlm_batch_free(&all);
     mlm_close(&data);
@@ -635,10 +619,10 @@ static int write_batches(const char* pattern, int T, int count, uint64_t seed, c
 int main(int argc, char** argv) {
     Tests t;
     tests_open(&t);
-    if ((argc == 7 || argc == 8) && strcmp(argv[1], "batches") == 0)
+    if (argc == 7 && strcmp(argv[1], "batches") == 0)
         return write_batches(argv[2], (int)strtol(argv[3], NULL, 10), (int)strtol(argv[4], NULL, 10),
-                             strtoull(argv[5], NULL, 10), argv[6], argc == 8 ? argv[7] : NULL);
-    if (argc != 1) die(USAGE, "usage: test_bert [batches PATTERN T COUNT SEED OUT.safetensors [DIR]]");
+                             strtoull(argv[5], NULL, 10), argv[6]);
+    if (argc != 1) die(USAGE, "usage: test_bert [batches PATTERN T COUNT SEED OUT.safetensors]");
     test_golden(&t, "dev/reference/golden_bert");
     test_parts(&t, "dev/reference/golden_bert");
     test_equalities(&t);

@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def masked(text):
-    """Without the user and the password of an address, as HF_ENDPOINT or --url may have them."""
+    """Without the user and the password of an address, as HF_ENDPOINT may have them."""
     return re.sub(r"(https?://)[^/\s]*@", r"\1***@", text)
 
 

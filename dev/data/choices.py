@@ -6,6 +6,7 @@ and its tokens. Version 2, of this project alone, adds the characters of each en
 Bytes or numbers above 65,535 keep their low 16 bits only. Readers that use the lengths, like this project's, need
 neither; llm.c itself reads sets of four endings below these limits.
 """
+import itertools
 import os
 import struct
 import sys
@@ -34,21 +35,16 @@ def parse(description, add_options, arguments):
     return options
 
 
-def read_lines(path):
-    """(number from 1, line) of a text file."""
+def read_jsonl(path):
+    """(where, object) of each line."""
     try:
-        with open(path, encoding="utf-8-sig", newline="\n") as f:
-            for number, line in enumerate(f, 1):
-                yield number, line.rstrip("\r\n")
+        with open(path, encoding="utf-8-sig") as f:
+            lines = f.read().split("\n")
     except UnicodeDecodeError as e:
         raise UserError(f"{path}: is not UTF-8 text ({e.reason})")
     except OSError as e:
         raise UserError(f"{path}: cannot be read: {e.strerror}")
-
-
-def read_jsonl(path):
-    """(where, object) of each line."""
-    for number, line in read_lines(path):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{path}: line {number}"
@@ -94,15 +90,8 @@ def encode(tokenizer, vocabulary, batch, number, counts):
 
 
 def batches(examples, limit):
-    batch = []
-    for number, example in enumerate(examples, 1):
-        batch.append(example)
-        if len(batch) == BATCH or number == limit:
-            yield batch
-            batch = []
-        if number == limit:
-            return
-    if batch:
+    examples = itertools.islice(examples, limit)
+    while batch := list(itertools.islice(examples, BATCH)):
         yield batch
 
 

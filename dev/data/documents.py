@@ -7,7 +7,7 @@ Options that the readers use: `text_key`; `read_plain` and `read_document`, func
 import argparse
 import bz2
 import codecs
-import collections
+import contextlib
 import gzip
 import io
 import lzma
@@ -20,11 +20,8 @@ import zlib
 
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 import user_error  # noqa: E402
-from user_error import FAILED, Parser, Unreachable, UserError, parse_json, read_json, sync_directory  # noqa: E402, F401
-from user_error import refuse_foreign, replacing, write_atomically, writing  # noqa: E402, F401: scripts import them from here
-
-
-PARTS = "parts"  # the folder of --part's work
+from user_error import Parser, Unreachable, UserError, parse_json, read_json, sync_directory  # noqa: E402, F401
+from user_error import lock, refuse_foreign, replacing, write_atomically, writing  # noqa: E402, F401: for scripts
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -180,30 +177,6 @@ def read_documents(path, raw, options):
 # Command line
 
 
-class Part(collections.namedtuple("Part", "number count")):
-    """Part `number`, from 1, of `count`."""
-
-    def __str__(self):
-        return f"{self.number}/{self.count}"
-
-    def folder(self, out):
-        return os.path.join(out, PARTS, f"{self.number}-of-{self.count}")
-
-    def of(self, files):
-        """The part's share of so many files, as a range."""
-        if files < self.count:
-            raise UserError(f"--part {self}: the text has {files} files; make at most as many parts")
-        return range((self.number - 1) * files // self.count, self.number * files // self.count)
-
-
-def part(text):
-    """The argument of --part."""
-    m = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    if not m or not 1 <= int(m[1]) <= int(m[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 1 to N, such as 3/64")
-    return Part(int(m[1]), int(m[2]))
-
-
 def positive(text):
     if not re.fullmatch(r"\+?\d+", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
@@ -239,33 +212,25 @@ def parse_options(description, add_options, arguments):
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--local", nargs="+", metavar="FILE", help="text to encode")
     source.add_argument("--dataset", metavar="NAME[:CONFIG[:SPLIT[:COLUMN]]]", help="text from the net, see above")
-    source.add_argument("--url", metavar="URL", help="a file from the net, read like one of --local")
     vocabulary = parser.add_mutually_exclusive_group(required=True)
     vocabulary.add_argument("--vocab", metavar="PATH", help="an existing vocabulary, see above")
     vocabulary.add_argument("--train-vocab", type=vocabulary_size, metavar="N", help="make one of N tokens")
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the shards")
     parser.add_argument("--text-key", default="text", metavar="KEY", help="of .jsonl lines (default: text)")
     parser.add_argument("--revision", metavar="REV", help="of the --dataset (default: the newest, kept when resuming)")
-    parser.add_argument("--sha256", metavar="HEX", help="what the file of --url must have")
     parser.add_argument("--limit-tokens", type=positive, metavar="N", help="stop there")
     parser.add_argument("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="default: 100 million")
     cores = min(os.cpu_count() or 1, 256)
     parser.add_argument("--processes", type=positive, default=cores, metavar="N", help="default: all cores")
-    parser.add_argument("--save-every", type=seconds, default=30, metavar="S", help="seconds, for a restart (30)")
-    parser.add_argument("--restart", action="store_true", help="give up what an unfinished preparation left in --out")
-    parts = parser.add_mutually_exclusive_group()
-    parts.add_argument("--part", type=part, metavar="K/N", help="do the K-th of N parts, in OUT/parts, for --join")
-    parts.add_argument("--join", action="store_true", help="make the files from all parts, by the same command")
+    parser.add_argument("--save-every", type=seconds, default=30, metavar="S", help="seconds between saves (30)")
     add_options(parser)
     options = parser.parse_args(arguments)
-    for name, needs in (("revision", "dataset"), ("sha256", "url")):
-        if getattr(options, name) is not None and getattr(options, needs) is None:
-            raise UserError(f"--{name} belongs to --{needs}, which is not given")
-    if options.sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", options.sha256):
-        raise UserError(f"--sha256 {options.sha256}: is not 64 hexadecimal digits")
-    if (options.part or options.join) and options.train_vocab is not None:
-        flag = "--join" if options.join else "--part"
-        raise UserError(f"--train-vocab and {flag}: make the vocabulary first, from a sample, and give it with --vocab")
+    if options.revision is not None and options.dataset is None:
+        raise UserError("--revision belongs to --dataset, which is not given")
+    if options.vocab is not None:
+        folder = options.vocab if os.path.isdir(options.vocab) else os.path.dirname(options.vocab)
+        if os.path.realpath(folder) == os.path.realpath(options.out):
+            raise UserError(f"--vocab {options.vocab}: would be overwritten; choose another --out")
     for path in options.local or []:
         if not os.path.isfile(path):
             what = "is a directory; give the files in it" if os.path.isdir(path) else "no such file"
@@ -288,7 +253,14 @@ def run(parse, prepare, arguments):
             with writing(options.out):
                 prepare(options)
         except KeyboardInterrupt as e:
-            print(f"error: {str(e) or 'interrupted; nothing was written'}", file=sys.stderr, flush=True)
-            os._exit(FAILED)  # an ordinary end waits for threads of libraries, which may be in the middle of something
+            raise Unreachable(str(e) or "interrupted; nothing was written")
 
     return user_error.run(main)
+
+
+def end(status):
+    """End the process. An ordinary end waits for threads of libraries: that of a pool of processes waits forever for
+    the rest of what a worker was writing when it was killed."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(status)

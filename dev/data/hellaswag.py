@@ -1,22 +1,20 @@
 #!/usr/bin/env python3
 """HellaSwag as llm.c's evaluation file, without a network.
 
-    hellaswag.py --local FILE --vocab DIR --out hellaswag_val.bin
+    hellaswag.py --local hellaswag_val.jsonl --vocab DIR --out hellaswag_val.bin
 
-Needs Python 3.8 or later and the package `tokenizers`. --vocab is a directory as for prepare_gpt2.py. FILE is one of
-
-  hellaswag_val.jsonl   one example per line: "ctx", "endings" (any number), "label"
-  plain text            six lines per example: context, label, four endings
+Needs Python 3.8 or later and the package `tokenizers`. --vocab is a directory as for prepare_gpt2.py. A line of FILE is
+an example: "ctx", "endings" (any number), "label".
 
 An ending is encoded with a space before it, separately from its context. Contexts are used as they are, as llm.c uses
 "ctx". --lm-eval builds them from a line of jsonl like lm-evaluation-harness: the activity, a colon, "ctx_a" and "ctx_b"
-with a capital letter, without text in brackets, also in endings. Plain text has usually been prepared so. Such a set
-also has the characters of each ending, by which acc_norm divides, as in the harness; llm.c cannot read it.
+with a capital letter, without text in brackets, also in endings. Such a set also has the characters of each ending, by
+which acc_norm divides, as in the harness; llm.c cannot read it.
 """
 import re
 import sys
 
-from choices import parse, read_jsonl, read_lines, text_of, write
+from choices import parse, read_jsonl, text_of, write
 from documents import UserError, run
 
 
@@ -31,43 +29,18 @@ def label_of(value, endings, where):
     return int(text)
 
 
-def from_jsonl(path, lm_eval):
-    for where, example in read_jsonl(path):
+def examples(options):
+    for where, example in read_jsonl(options.local):
         endings = example.get("endings")
         if not isinstance(endings, list) or not endings or not all(isinstance(e, str) for e in endings):
             raise UserError(f"{where}: its 'endings' are not a list of strings")
-        if lm_eval:
+        if options.lm_eval:
             activity, a, b = (text_of(example, key, where) for key in ("activity_label", "ctx_a", "ctx_b"))
             context = without_brackets(f"{activity}: {a} {b.capitalize()}")
             endings = [without_brackets(e) for e in endings]
         else:
             context = text_of(example, "ctx", where)
         yield context, [f" {e}" for e in endings], label_of(example.get("label"), endings, where)
-
-
-def from_text(path):
-    lines = []
-    for number, line in read_lines(path):
-        lines.append(line)
-        if len(lines) < 6:
-            continue
-        context, label, *endings = lines
-        yield context, [f" {e}" for e in endings], label_of(label, endings, f"{path}: line {number - 4}")
-        lines = []
-    if any(lines):  # blank lines at the end are none
-        raise UserError(f"{path}: its last example has {len(lines)} lines, not 6")
-
-
-def examples(options):
-    for _, line in read_lines(options.local):
-        if not line.strip():
-            continue
-        if line.lstrip().startswith("{"):
-            return from_jsonl(options.local, options.lm_eval)
-        if options.lm_eval:
-            raise UserError(f"{options.local}: --lm-eval needs the fields of a .jsonl file")
-        return from_text(options.local)
-    return iter(())
 
 
 def add_options(parser):

@@ -1,30 +1,22 @@
-"""Sources of text for a preparation: files, a file from the net, or a data set of the Hugging Face hub.
+"""Sources of text for a preparation: files, or a data set of the Hugging Face hub.
 
 A source has settings(), by flag, that identify its text, and batches(position): ([(piece of text, whether it begins a
 document)], (the position after it, the fraction of the text done there or None)), from an earlier position or, with
-None, from the beginning; with --part those of the part's files. Positions must survive JSON. `title` is the source's
-name in errors.
+None, from the beginning. Positions must survive JSON. `title` is the source's name in errors.
 
 Tests: data sets streamed from directories of parquet and jsonl files and from a stand-in for the hub on the same
-machine, and files from a local server that cuts its connections. The real hub was not used.
+machine. The real hub was not used.
 """
-import hashlib
-import http.client
 import json
 import os
 import socket
-import urllib.error
-import urllib.parse
-import urllib.request
 
-from documents import Unreachable, UserError, read_documents, read_text, replacing, writing
-from work import Progress
+from documents import Unreachable, UserError, read_documents, read_text
 
 BATCH_CHARACTERS = 1 << 18  # of text for one task of a worker
 BATCH_PIECES = 4096
 ROWS = 64  # of a data set that are read at a time
 TIMEOUT = 60  # seconds without an answer
-COPY_BYTES = 1 << 20
 
 # Data sets with a short name: repository, configuration, split, column.
 DATASETS = {
@@ -32,13 +24,6 @@ DATASETS = {
     "fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", "text"),
     "tinystories": ("roneneldan/TinyStories", "", "train", "text"),
     "wikipedia": ("wikimedia/wikipedia", "20231101.en", "train", "text"),
-}
-# The same of single files: address, sha256.
-FILES = {
-    "tinyshakespeare": (
-        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-    ),
 }
 
 
@@ -89,16 +74,10 @@ class Files:
         stats = [(os.path.abspath(path), os.stat(path)) for path in self.paths]
         return {"--local": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]}
 
-    def open(self, work):
-        pass
-
     def batches(self, position):
-        paths, part = self.paths, self.options.part
-        if part:
-            paths = [paths[i] for i in part.of(len(paths))]
         known, count, before, batch = position or 0, 0, 0, Batch()
-        total = max(1, sum(map(os.path.getsize, paths)))
-        for path in paths:
+        total = max(1, sum(map(os.path.getsize, self.paths)))
+        for path in self.paths:
             try:
                 raw = open(path, "rb")
             except OSError as e:
@@ -117,65 +96,6 @@ class Files:
             before += size
         if batch.pieces:
             yield batch.pieces, (count, 1)
-
-
-class Download(Files):
-    """A file from a URL, kept in the work's folder while it is needed."""
-
-    def __init__(self, options, url, sha256):
-        self.options, self.url, self.title, self.sha256 = options, url, url, sha256 and sha256.lower()
-        try:
-            parts = urllib.parse.urlsplit(url)
-            parts.port  # which is looked at only here
-        except ValueError as e:
-            raise UserError(f"--url {url}: is not an address: {one_line(e)}")
-        if parts.scheme not in ("http", "https"):
-            raise UserError(f"--url {url}: must begin with http:// or https://")
-        name = os.path.basename(parts.path)
-        self.name = "download-" + "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
-
-    def settings(self):
-        return {"--url": self.url, "--sha256": self.sha256}
-
-    def open(self, work):
-        path = work.path(self.name)
-        self.paths = [path]
-        if not os.path.exists(path):
-            with replacing(path, temporary=f"{path}.tmp") as f:
-                digest = self._fetch(f, path)
-                if self.sha256 not in (None, digest):
-                    raise UserError(
-                        f"{self.url}: has the sha256 {digest}, not {self.sha256}; it is not the expected file"
-                    )
-            work.save()
-
-    def _fetch(self, f, path):
-        digest, done, progress = hashlib.sha256(), 0, Progress("download")
-        try:
-            with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer:
-                length = answer.headers.get("Content-Length")
-                total = int(length) if length and length.isdigit() else None
-                while True:
-                    data = answer.read(COPY_BYTES)
-                    if not data:
-                        break
-                    with writing(path):
-                        f.write(data)
-                    digest.update(data)
-                    done += len(data)
-                    progress.show(done / total if total else None, f"{done / 1e6:.1f} MB")
-        except urllib.error.HTTPError as e:
-            raise UserError(f"{self.url}: cannot be fetched: {e.code} {one_line(e.reason)}")
-        except http.client.InvalidURL as e:
-            raise UserError(f"{self.url}: is not an address: {one_line(e)}")
-        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as e:
-            if getattr(e, "filename", None) == path:
-                raise
-            raise Unreachable(f"{self.url}: cannot be fetched: {one_line(getattr(e, 'reason', e))}")
-        progress.end()
-        if total is not None and done != total:
-            raise Unreachable(f"{self.url}: ended after {done} of {total} bytes; try again")
-        return digest.hexdigest()
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -197,16 +117,6 @@ class Dataset:
     def settings(self):
         return {"--dataset": [self.name, self.config, self.split, self.column], "--revision": self.options.revision}
 
-    def open(self, work):
-        os.environ.setdefault("USE_TORCH", "0")  # which would only be imported
-        try:
-            import datasets
-        except ImportError:
-            raise UserError("--dataset needs the Python package 'datasets'; install it with: pip install datasets")
-        datasets.utils.logging.set_verbosity_error()
-        datasets.utils.logging.disable_progress_bar()
-        self.library = datasets
-
     def _revision(self, position):
         """The commit to read: a data set must not change between two runs of a preparation."""
         if position is not None:
@@ -218,9 +128,16 @@ class Dataset:
         return huggingface_hub.HfApi().dataset_info(self.name, revision=self.options.revision, timeout=TIMEOUT).sha
 
     def _load(self, position):
+        os.environ.setdefault("USE_TORCH", "0")  # which would only be imported
+        try:
+            import datasets
+        except ImportError:
+            raise UserError("--dataset needs the Python package 'datasets'; install it with: pip install datasets")
+        datasets.utils.logging.set_verbosity_error()
+        datasets.utils.logging.disable_progress_bar()
         try:
             revision = self._revision(position)
-            stream = self.library.load_dataset(
+            stream = datasets.load_dataset(
                 self.name, self.config or None, split=self.split, streaming=True, revision=revision
             )
             columns = stream.column_names or list(next(iter(stream)))
@@ -235,11 +152,7 @@ class Dataset:
 
     def batches(self, position):
         stream, revision = self._load(position)
-        total, part = getattr((stream.info.splits or {}).get(self.split), "num_examples", None), self.options.part
-        if part:
-            part.of(stream.num_shards)
-            stream = stream.shard(part.count, part.number - 1)
-            total = total and total / part.count
+        total = getattr((stream.info.splits or {}).get(self.split), "num_examples", None)
         if position is not None:
             stream.load_state_dict(position["stream"])
         documents, rows, batch = position["documents"] if position else 0, iter(stream.iter(ROWS)), Batch()
@@ -263,17 +176,8 @@ class Dataset:
                 return
 
 
-def is_file(dataset, name):
-    """Whether a --dataset is this single file."""
-    return dataset is not None and dataset.lower() == name
-
-
 def open_source(options):
     """The source that the options name."""
     if options.local is not None:
         return Files(options)
-    if options.url is not None:
-        return Download(options, options.url, options.sha256)
-    if options.dataset.lower() in FILES:
-        return Download(options, *FILES[options.dataset.lower()])
     return Dataset(options)

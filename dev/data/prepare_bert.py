@@ -6,8 +6,8 @@
     prepare_bert.py --dataset wikipedia --vocab vocab.txt --out DIR
 
 Needs Python 3.8 or later and the packages `tokenizers` and `numpy`, for --dataset also `datasets`. The vocabulary is a
-WordPiece vocab.txt, or --train-vocab N makes one of N tokens from the text: from all of --local and --url, from the
-first billion characters of --dataset. It is uncased unless --cased.
+WordPiece vocab.txt, or --train-vocab N makes one of N tokens from the text: from all of --local, from the first billion
+characters of --dataset. It is uncased unless --cased.
 
 Input files, recognized by their names and first bytes, in the order given:
   plain text      one document a file, cut into sentences here; with --lines one sentence a line, and a blank line
@@ -18,22 +18,13 @@ Input files, recognized by their names and first bytes, in the order given:
 Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
 the order of the archive.
 
-From the net come
-  --dataset       a data set of the Hugging Face hub, streamed: wikipedia (English), tinystories, fineweb, fineweb-edu
-                  (their samples of 10 billion tokens), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or
-                  .jsonl files; omitted parts have their defaults (wikipedia:20231101.de is another configuration)
-                  tinyshakespeare is a single file, and read with --lines
-  --url           a file as above, whose SHA-256 must be --sha256 if that is given
+--dataset is a data set of the Hugging Face hub, streamed: wikipedia (English), tinystories, fineweb, fineweb-edu (their
+samples of 10 billion tokens), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or .jsonl files; omitted
+parts have their defaults (wikipedia:20231101.de is another configuration).
 
 If a long preparation is stopped or killed, the same command continues it and produces the same bytes. Until it is done,
 its work is in preparation/ in the output directory; work and output together take twice the space of the tokens.
 --limit-tokens stops after the document that reaches the limit.
-
-A preparation can be divided among jobs, on one machine or on several with one file system: run the same command with
---part 1/8, --part 2/8, ... --part 8/8, in any order, then once with --join. The output equals that of a single run.
-Each part reads its share of the files, so there are at most as many parts as files. It has its own work in parts/ in
-the output directory and can be resumed. --join checks that all parts are there, writes the files from them, and then
-removes them.
 
 A sentence ends at a line's end, and after . ! ? (and closing quotes or brackets after them) before white space and a
 possible sentence start; not after an initial or a common abbreviation. [MASK] and the like in a text are ordinary text.
@@ -62,9 +53,9 @@ from array import array
 
 import numpy as np
 
-from documents import UserError, fraction, parse_options, run
-from net import is_file, open_source
-from work import Output, Progress, Work, copy_numbers, joined, library_threads, vocabulary_texts, write_atomically
+from documents import UserError, end, fraction, parse_options, run
+from net import open_source
+from work import Output, Progress, Work, copy_numbers, library_threads, vocabulary_texts, write_atomically
 
 MAGIC = 20261121
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -136,12 +127,8 @@ def make_tokenizer(tokens, is_cased):
     return tokenizer
 
 
-def vocabulary_path(path):
-    return os.path.join(path, "vocab.txt") if os.path.isdir(path) else path
-
-
 def read_vocabulary(path):
-    path = vocabulary_path(path)
+    path = os.path.join(path, "vocab.txt") if os.path.isdir(path) else path
     try:
         with open(path, encoding="utf-8-sig", newline="\n") as f:
             text = f.read()
@@ -220,9 +207,9 @@ class Encoded:
     """Everything that was encoded, up to the document that reaches `most` tokens."""
 
     def __init__(self, work, width, most):
-        self.tokens = work.arrays("tokens", f"<u{width}")
-        self.lengths = joined(work.arrays("lengths", "<u4"))  # tokens of each sentence
-        self.counts = joined(work.arrays("counts", "<u4"))  # sentences of each document
+        self.tokens = work.array("tokens", f"<u{width}")
+        self.lengths = work.array("lengths", "<u4")  # tokens of each sentence
+        self.counts = work.array("counts", "<u4")  # sentences of each document
         firsts = np.cumsum(self.counts, dtype=np.int64) - self.counts
         self.sizes = np.add.reduceat(self.lengths, firsts, dtype=np.int64)  # tokens of each document
         if most is not None:
@@ -274,7 +261,7 @@ def about(vocabulary):
 
 def write_file(path, encoded, documents, sentences, tokens, words):
     """Ranges [begin, end) of documents, and of the sentences and tokens in them; `words`: about() the vocabulary."""
-    n, width = [r[1] - r[0] for r in (tokens, sentences, documents)], encoded.tokens[0].itemsize
+    n, width = [r[1] - r[0] for r in (tokens, sentences, documents)], encoded.tokens.itemsize
     end_of_header, continues = words
     with open(path, "wb") as f:
         header = struct.pack("<2i3I", MAGIC, 1 if width == 2 else 2, *n) + end_of_header
@@ -327,26 +314,16 @@ def prepare(options):
         "--text-key": options.text_key,
         "--limit-tokens": options.limit_tokens,
     }
-    streams, target = ["tokens", "lengths", "counts"], os.path.join(options.out, "vocab.txt")
+    streams = ["tokens", "lengths", "counts"]
     with Work(options, settings, streams) as work:
-        has_vocabulary = options.vocab and os.path.isfile(target) and os.path.samefile(target, vocabulary_path(options.vocab))
-        spared = ["vocab.txt"] if has_vocabulary else []
-        output = Output(options.out, "prepare_bert.py", r"vocab\.txt|tokenizer_config\.json", spared)
-        if options.join:
-            work.find_parts()
-        else:
-            source.open(work)
+        output = Output(options.out, "prepare_bert.py", r"vocab\.txt|tokenizer_config\.json")
         vocabulary = get_vocabulary(options, source, work)
         width, code = (2, "H") if len(vocabulary) <= 65536 else (4, "I")
-        if not options.join:
-            arguments = (vocabulary, options.cased, options.lines, code)
-            for encoded in work.encode(source, width, encode_batch, start_worker, arguments):
-                for name, data in zip(streams, encoded):
-                    work.files[name].write(data)
-        if options.part:
-            work.finish_part()
-            return
-        if not any(map(len, work.arrays("counts", "<u4"))):
+        arguments = (vocabulary, options.cased, options.lines, code)
+        for encoded in work.encode(source, width, encode_batch, start_worker, arguments):
+            for name, data in zip(streams, encoded):
+                work.files[name].write(data)
+        if not len(work.array("counts", "<u4")):
             raise UserError(f"{source.title}: no text in the input")
         encoded = Encoded(work, width, options.limit_tokens)
         names, train_documents, train_tokens = write_files(options, work, encoded, vocabulary)
@@ -354,9 +331,8 @@ def prepare(options):
         texts = {"vocab.txt": "\n".join(vocabulary), "tokenizer_config.json": json.dumps(config, indent=2)}
         for name, text in texts.items():
             write_atomically(work.path(name), text + "\n")
-        output.publish(work.folder, names + [name for name in texts if name not in spared])
+        output.publish(work.folder, names + list(texts))
         work.forget()
-        work.forget_parts()
     documents, tokens = len(encoded.sizes), encoded.sizes.sum()
     print(
         f"{options.out}: {documents} documents, {len(encoded.lengths)} sentences; training: {train_documents} "
@@ -377,8 +353,6 @@ def add_options(parser):
 
 def parse(arguments):
     options = parse_options(__doc__, add_options, arguments)
-    if is_file(options.dataset, "tinyshakespeare"):
-        options.lines = True
     options.read_plain = read_blank_lines if options.lines else read_whole
     options.read_document = read_whole
     options.drop_titles = True
@@ -386,4 +360,4 @@ def parse(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(run(parse, prepare, sys.argv[1:]))
+    end(run(parse, prepare, sys.argv[1:]))

@@ -28,6 +28,7 @@ tokenizer_config.json; with --model also OUT/model, the model with a row for eac
 head, if that is not tied): the mean of the other rows. What an earlier run wrote, listed in prepared.json, is replaced or
 removed; other files of these names are an error. The last conversations are for validation: --val-fraction of them.
 """
+import itertools
 import json
 import lzma
 import os
@@ -38,7 +39,7 @@ from array import array
 
 import numpy as np
 
-from documents import Parser, UserError, check_format, decompress, fraction, parse_json, positive, read_json, run
+from documents import Parser, UserError, check_format, decompress, end, fraction, parse_json, positive, read_json, run
 from export_llmc import BLOCK, to_bfloat16
 from model_dir import DTYPES, Weights, config_number
 from prepare_gpt2 import END_OF_TEXT, MAGICS, Vocabulary, make_tokenizer
@@ -123,13 +124,8 @@ class Encoder:
 
     def encode_all(self, conversations):
         encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
-        batch = []
-        for conversation in conversations:
-            batch.append(conversation)
-            if len(batch) == AT_ONCE:
-                yield from self._encode(batch, encode)
-                batch = []
-        yield from self._encode(batch, encode)
+        while batch := list(itertools.islice(conversations, AT_ONCE)):
+            yield from self._encode(batch, encode)
 
     def _encode(self, batch, encode):
         texts = iter(encode([content for c in batch for _, content, _ in c], add_special_tokens=False))
@@ -194,20 +190,12 @@ def write_shard(path, rows, length, filler, width):
 
 def write_shards(folder, prefix, conversations, options, filler, width):
     """Names of the shards, and the number of rows in them."""
-    most, names, rows, total = max(1, SHARD_TOKENS // options.tokens), [], [], 0
-
-    def write():
+    most, rows = max(1, SHARD_TOKENS // options.tokens), pack(conversations, options.tokens, filler)
+    names, total = [], 0
+    while shard := list(itertools.islice(rows, most)):
         names.append(f"{prefix}_{len(names):06d}.bin")
-        write_shard(os.path.join(folder, names[-1]), rows, options.tokens, filler, width)
-        rows.clear()
-
-    for row in pack(conversations, options.tokens, filler):
-        rows.append(row)
-        total += 1
-        if len(rows) == most:
-            write()
-    if rows:
-        write()
+        write_shard(os.path.join(folder, names[-1]), shard, options.tokens, filler, width)
+        total += len(shard)
     return names, total
 
 
@@ -345,7 +333,7 @@ def prepare(options):
         if held_out >= count:
             raise UserError(f"--val-fraction {options.val_fraction}: {count} conversations cannot be divided so; give more")
         width = 2 if size <= 65536 else 4
-        tokens, mask, ends = work.arrays("tokens", "<u4")[0], work.arrays("mask", "u1")[0], np.cumsum(lengths)
+        tokens, mask, ends = work.array("tokens", "<u4"), work.array("mask", "u1"), np.cumsum(lengths)
 
         def conversations(first, last):
             for end, length in zip(ends[first:last], lengths[first:last]):
@@ -379,7 +367,6 @@ def parse(arguments):
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the shards")
     parser.add_argument("--tokens", type=positive, metavar="T", help="of a row (default: the model's positions, or 1024)")
     parser.add_argument("--val-fraction", type=fraction, default=0.01, metavar="F", help="default: 0.01")
-    parser.set_defaults(part=None, join=False, restart=False)  # for Work
     options = parser.parse_args(arguments)
     for path in options.local:
         if not os.path.isfile(path):
@@ -394,4 +381,4 @@ def parse(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(run(parse, prepare, sys.argv[1:]))
+    end(run(parse, prepare, sys.argv[1:]))

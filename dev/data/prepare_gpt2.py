@@ -3,14 +3,14 @@
 
     prepare_gpt2.py --local FILE... --vocab DIR --out DIR
     prepare_gpt2.py --dataset fineweb-edu --limit-tokens 1000000000 --vocab DIR --out DIR
-    prepare_gpt2.py --dataset tinyshakespeare --vocab DIR --out DIR
+    prepare_gpt2.py --local input.txt --split-blank-lines --val-tokens 32768 --vocab DIR --out DIR
     prepare_gpt2.py --local FILE... --train-vocab 16384 --out DIR
 
 Needs Python 3.8 or later and the packages `tokenizers` and `numpy`, for --dataset also `datasets`. --vocab is a
 directory that holds vocab.json (or encoder.json) with merges.txt (or vocab.bpe), or tokenizer.json. --train-vocab N
-makes a tokenizer of N tokens from the text: a byte-level BPE that splits words like GPT-2's, from all of --local and
---url, from the first billion characters of --dataset. The 256 bytes come first, <|endoftext|> last; the same text gives
-the same tokenizer.
+makes a tokenizer of N tokens from the text: a byte-level BPE that splits words like GPT-2's, from all of --local, from
+the first billion characters of --dataset. The 256 bytes come first, <|endoftext|> last; the same text gives the same
+tokenizer.
 
 Input files, recognized by their names and first bytes, in the order given:
   plain text      one document per file
@@ -20,23 +20,14 @@ Input files, recognized by their names and first bytes, in the order given:
 Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
 the order of the archive.
 
-From the net come
-  --dataset   a data set of the Hugging Face hub, streamed: fineweb, fineweb-edu (their samples of 10 billion tokens),
-              tinystories, wikipedia (English), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or
-              .jsonl files; omitted parts have their defaults (fineweb:sample-100BT is another configuration)
-              tinyshakespeare is a single file, prepared as in llm.c: --split-blank-lines --val-tokens 32768
-  --url       a file as above, whose SHA-256 must be --sha256 if that is given
+--dataset is a data set of the Hugging Face hub, streamed: fineweb, fineweb-edu (their samples of 10 billion tokens),
+tinystories, wikipedia (English), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or .jsonl files;
+omitted parts have their defaults (fineweb:sample-100BT is another configuration).
 
 If a long preparation is stopped or killed, the same command continues it and produces the same bytes. Until it is done,
 its work is in preparation/ in the output directory; work and shards together take twice the space of the tokens.
 
 <|endoftext|> is written before each document. If that string occurs in a text it is encoded as ordinary text.
-
-A preparation can be divided among jobs, on one machine or on several with one file system: run the same command with
---part 1/8, --part 2/8, ... --part 8/8, in any order, then once with --join. The output equals that of a single run.
-Each part reads its share of the files, so there are at most as many parts as files. It has its own work in parts/ in
-the output directory and can be resumed. --join checks that all parts are there, writes the shards from them, and then
-removes them.
 
 Validation is one of:
   --val-tokens N      the FIRST N tokens, as llm.c does with tinyshakespeare; the rest is for training
@@ -58,9 +49,9 @@ from array import array
 
 import numpy as np
 
-from documents import UserError, fraction, parse_options, positive, read_json, run
-from net import is_file, open_source
-from work import Output, Progress, Work, copy_numbers, joined, library_threads, vocabulary_texts, write_atomically
+from documents import UserError, end, fraction, parse_options, positive, read_json, run
+from net import open_source
+from work import Output, Progress, Work, copy_numbers, library_threads, vocabulary_texts, write_atomically
 
 END_OF_TEXT = "<|endoftext|>"
 MAGICS = 20240520, 20240801  # of shards of uint16 and of uint32
@@ -123,15 +114,13 @@ class Vocabulary:
     def _tokenizer_json(self, path):
         tree = read_json(path)
         try:
-            kind, model = (tree.get("pre_tokenizer") or {}).get("type"), tree.get("model") or {}
-            dropout = model.pop("dropout", None)
+            kind, dropout = (tree.get("pre_tokenizer") or {}).get("type"), (tree.get("model") or {}).get("dropout")
         except AttributeError:
             raise UserError(f"{path}: is not a tokenizer with a vocabulary and added tokens")
         if '"ByteLevel"' not in json.dumps([tree.get("pre_tokenizer"), tree.get("normalizer")]):
             raise UserError(f"{path}: its pre-tokenizer is {kind}; only byte-level tokenizers, as GPT-2's, can be used")
-        if dropout:  # BPE-dropout: other merges in every run
-            print(f"{path}: its dropout of {dropout} is switched off, so that a text always gives the same tokens")
-            self.copies["tokenizer.json"] = json.dumps(tree, ensure_ascii=False)
+        if dropout:
+            raise UserError(f"{path}: its dropout of {dropout} gives a text other tokens in every run; set it to null")
         return tree
 
     def _from_vocab(self, vocab, merges):
@@ -330,10 +319,10 @@ def split_of(options, total, starts):
 
 
 def write_shards(work, prefix, tokens, begin, end):
-    """Tokens begin .. end - 1 of arrays in shards of equal size; returns their names."""
+    """Tokens begin .. end - 1 in shards of equal size; returns their names."""
     n, most = end - begin, work.options.shard_tokens
     count, names, progress = (n + most - 1) // most, [], Progress(prefix)
-    magic, version = (MAGICS[0], 1) if tokens[0].itemsize == 2 else (MAGICS[1], 7)
+    magic, version = (MAGICS[0], 1) if tokens.itemsize == 2 else (MAGICS[1], 7)
     for i in range(count):
         first, last = begin + n * i // count, begin + n * (i + 1) // count
         names.append(f"{prefix}_{i:06d}.bin")
@@ -367,23 +356,12 @@ def prepare(options):
         "--limit-tokens": options.limit_tokens,
     }
     with Work(options, settings, ["tokens", "starts"]) as work:
-        has_tokenizer = bool(options.vocab) and os.path.samefile(options.vocab, options.out)
-        names = "|".join(map(re.escape, TOKENIZER_FILES))
-        output = Output(options.out, "prepare_gpt2.py", names, ["config.json", *TOKENIZER_FILES] if has_tokenizer else ())
-        if options.join:
-            work.find_parts()
-        else:
-            source.open(work)
+        output = Output(options.out, "prepare_gpt2.py", "|".join(map(re.escape, TOKENIZER_FILES)))
         vocabulary = get_vocabulary(options, source, work)
         width = 2 if vocabulary.size <= 65536 else 4
-        if not options.join:
-            encode_text(options, source, work, vocabulary, width)
-        if options.part:
-            work.finish_part()
-            return
-        tokens, starts = work.arrays("tokens", f"<u{width}"), work.arrays("starts", "<u8")
-        before = np.cumsum([0] + [len(numbers) for numbers in tokens])
-        starts, total = joined([first + numbers for first, numbers in zip(before, starts)]), int(before[-1])
+        encode_text(options, source, work, vocabulary, width)
+        tokens, starts = work.array("tokens", f"<u{width}"), work.array("starts", "<u8")
+        total = len(tokens)
         if options.limit_tokens is not None and total > options.limit_tokens:
             total = options.limit_tokens
             starts = starts[: np.searchsorted(starts, total)]
@@ -391,12 +369,10 @@ def prepare(options):
             raise UserError(f"{source.title}: no text in the input")
         val, train = split_of(options, total, starts)
         names = write_shards(work, "val", tokens, *val) + write_shards(work, "train", tokens, *train)
-        copies = {} if has_tokenizer else vocabulary.copies
-        for name, data in copies.items():
+        for name, data in vocabulary.copies.items():
             write_atomically(work.path(name), data)
-        output.publish(work.folder, names + list(copies))
+        output.publish(work.folder, names + list(vocabulary.copies))
         work.forget()
-        work.forget_parts()
     print(
         f"{options.out}: {len(starts)} documents, {train[1] - train[0]} training tokens, "
         f"{val[1] - val[0]} validation tokens, {len(names)} shards, vocabulary of {vocabulary.size}"
@@ -422,10 +398,6 @@ def parse(arguments):
     options = parse_options(__doc__, add_options, arguments)
     options.read_plain = options.read_document = read_plain
     options.drop_titles = False
-    if is_file(options.dataset, "tinyshakespeare"):
-        options.split_blank_lines = True
-        if options.val_tokens is None and options.val_fraction is None:
-            options.val_tokens = 32768
     if options.val_fraction is None:
         options.val_fraction = 0.01
     options.cuttable = True
@@ -444,4 +416,4 @@ def main(options):
 
 
 if __name__ == "__main__":
-    sys.exit(run(parse, main, sys.argv[1:]))
+    end(run(parse, main, sys.argv[1:]))

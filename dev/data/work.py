@@ -4,16 +4,12 @@ Encoded data is kept in OUT/preparation/, in files that only grow. state.json th
 and the matching position in the input. The same command, run again, truncates the files to that size and continues. The
 encoding depends on the input alone, so the result is the same to the last byte. The folder is removed at the end.
 
-The work of --part K/N is that of one of N jobs: it reads its share of the files, neighbours in their order, and stays
-in OUT/parts/K-of-N/. Read one after the other, as --join does, the parts are what a single run encodes.
-
 No file of the user is replaced or removed: a folder of work has the lock in it, and prepared.json lists the files in OUT
 that are of an earlier run.
 """
 import collections
 import concurrent.futures
 import contextlib
-import fcntl
 import json
 import multiprocessing
 import os
@@ -26,7 +22,7 @@ import time
 
 import numpy as np
 
-from documents import PARTS, Part, Unreachable, UserError, parse_json, read_json, sync_directory, write_atomically
+from documents import Unreachable, UserError, lock, parse_json, read_json, sync_directory, write_atomically
 
 FOLDER, STATE, LOCK = "preparation", "state.json", "preparation.lock"
 MANIFEST, SHARD = "prepared.json", r"(train|val)_\d{6}\.bin"
@@ -94,8 +90,7 @@ def encode_all(processes, batches, encode_batch, start, arguments):
     except concurrent.futures.process.BrokenProcessPool:
         raise Unreachable(KILLED)
     finally:
-        for future, _ in given:
-            future.cancel()
+        # Nothing is cancelled: that is an error in the pool's thread while it finds that a worker was killed.
         pool.shutdown(wait=False)
     if failures:
         raise failures[0]
@@ -137,7 +132,7 @@ class Progress:
 # ----------------------------------------------------------------------------------------------------------
 # The text that a vocabulary is made from
 
-VOCABULARY_CHARACTERS = 1_000_000_000  # of a data set; of --local and --url all
+VOCABULARY_CHARACTERS = 1_000_000_000  # of a data set; of --local all
 
 
 def vocabulary_texts(options, source):
@@ -166,7 +161,7 @@ def library_threads():
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Parts
+# Work that can be resumed
 
 
 def read_state(folder):
@@ -181,45 +176,7 @@ def read_state(folder):
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{path}: is damaged; --restart starts again")
-
-
-def other_setting(a, b):
-    return next((flag for flag in sorted({*a, *b}) if a.get(flag) != b.get(flag)), None)
-
-
-def find_parts(out, settings):
-    """[(folder, sizes of its streams)] of all parts in OUT/parts, which must be finished and of this preparation."""
-    folder = os.path.join(out, PARTS)
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    counts = sorted({int(name.rpartition("-")[2]) for name in names if re.fullmatch(r"\d+-of-\d+", name)})
-    if len(counts) != 1:
-        what = "parts of several divisions" if counts else "no parts"
-        raise UserError(f"{folder}: holds {what}; make --part 1/N to --part N/N")
-    found, revisions = [], set()
-    for one in (Part(k, counts[0]) for k in range(1, counts[0] + 1)):
-        at = one.folder(out)
-        its_settings, done = read_state(at) or (None, None)
-        if done is None:
-            raise UserError(f"part {one}: is not there, in {at}; make all parts first")
-        flag = other_setting(its_settings, {**settings, "--part": str(one)})
-        if flag:
-            raise UserError(f"part {one}: is of another preparation, with another {flag}; see {at}")
-        if not done["complete"]:
-            raise UserError(f"part {one}: is not finished; give its command again")
-        for name, size in done["sizes"].items():
-            path = os.path.join(at, name)
-            if not os.path.isfile(path) or os.path.getsize(path) < size:
-                raise UserError(f"part {one}: {path} is shorter than its {STATE} says; make this part again")
-        found.append((at, done["sizes"]))
-        revisions.add(done["position"]["revision"] if isinstance(done["position"], dict) else None)
-    if len(revisions) > 1:
-        raise UserError(f"{folder}: its parts are of several revisions of the data set; give --revision to all")
-    return found
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Work that can be resumed
+        raise UserError(f"{path}: is damaged; remove {folder} to start again")
 
 
 class Work:
@@ -229,28 +186,19 @@ class Work:
     def __init__(self, options, settings, streams):
         self.options, self.settings = options, json.loads(json.dumps(settings))
         self.folder = os.path.join(options.out, FOLDER)
-        if options.part:
-            self.settings["--part"] = str(options.part)
-            self.folder = options.part.folder(options.out)
-        links = [self.folder, os.path.join(options.out, PARTS)]
         found = os.listdir(self.folder) if os.path.isdir(self.folder) else [FOLDER] * os.path.lexists(self.folder)
-        if any(map(os.path.islink, links)) or (found and LOCK not in found):
+        if os.path.islink(self.folder) or (found and LOCK not in found):
             raise UserError(f"{self.folder}: was not made by a preparation of this version; move it away, or choose another --out")
         os.makedirs(self.folder, exist_ok=True)
-        self.lock = open(self.path(LOCK), "w")
-        try:
-            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone, not of workers that outlive it
-        except OSError:
-            raise UserError(f"{options.out}: another preparation is writing there; wait for it, or give another --out")
-        state, done = (not options.restart and read_state(self.folder)) or (None, None)
-        flag = done and other_setting(state, self.settings)
-        if flag:
+        refusal = f"{options.out}: another preparation is writing there; wait for it, or give another --out"
+        self.lock = lock(self.path(LOCK), refusal)
+        state, done = read_state(self.folder) or (None, None)
+        if done and state != self.settings:
+            flag = next(flag for flag in sorted({*state, *self.settings}) if state.get(flag) != self.settings.get(flag))
             raise UserError(
-                f"{self.folder}: holds an unfinished preparation with another {flag}; its own command continues it, "
-                "or gives it up with --restart"
+                f"{self.folder}: holds an unfinished preparation with another {flag}; its own command continues it, or "
+                "remove the folder to give it up"
             )
-        if done and options.join:
-            raise UserError(f"{self.folder}: holds an unfinished preparation without parts; --restart discards it")
         if not done:
             self._clear()
         self.is_kept = done is not None  # on the disk, so that the folder stays if this process fails
@@ -267,7 +215,7 @@ class Work:
         path = self.path(name)
         f = open(path, "r+b" if os.path.exists(path) else "w+b")
         if f.seek(0, os.SEEK_END) < size:
-            raise UserError(f"{path}: is shorter than {STATE} says; --restart starts again")
+            raise UserError(f"{path}: is shorter than {STATE} says; remove {self.folder} to start again")
         f.truncate(size)
         f.seek(size)
         return f
@@ -293,9 +241,6 @@ class Work:
                 self._clear()
                 os.remove(self.path(LOCK))  # last: without it the rest would not be known as ours
                 os.rmdir(self.folder)
-            if self.options.part:
-                with contextlib.suppress(OSError):  # there are others
-                    os.rmdir(os.path.dirname(self.folder))
         self.lock.close()
         if is_stop and self.is_kept:
             text = str(error) or "interrupted"
@@ -335,18 +280,14 @@ class Work:
                     saved = time.monotonic()
         progress.end()
         self.done = {**self.done, "complete": True}
-        if self.options.part or time.monotonic() - begun >= self.options.save_every:
+        if time.monotonic() - begun >= self.options.save_every:
             self.save()
 
-    def arrays(self, name, dtype):
-        """What is in a stream: an array, or with --join one for each part."""
-        if self.options.join:
-            places = [(os.path.join(folder, name), sizes[name]) for folder, sizes in self.parts]
-        else:
-            self.files[name].flush()
-            places = [(self.path(name), self.files[name].tell())]
-        places = [(path, size // np.dtype(dtype).itemsize) for path, size in places]
-        return [np.memmap(path, dtype, "r", shape=n) if n else np.zeros(0, dtype) for path, n in places]
+    def array(self, name, dtype):
+        """What is in a stream."""
+        self.files[name].flush()
+        count = self.files[name].tell() // np.dtype(dtype).itemsize
+        return np.memmap(self.path(name), dtype, "r", shape=count) if count else np.zeros(0, dtype)
 
     def save(self):
         """Make everything encoded so far survive a kill."""
@@ -356,42 +297,22 @@ class Work:
         write_atomically(self.path(STATE), json.dumps({"settings": self.settings, **self.done}))
         self.is_kept = True
 
-    def finish_part(self):
-        """All of a part is done: it stays where it is."""
-        print(f"{self.folder}: part {self.options.part}, {self.what_is_done()}; join all with --join")
-
-    def find_parts(self):
-        """What --join reads in place of text."""
-        self.parts = find_parts(self.options.out, self.settings)
-
     def forget(self):
         """Remove the work: everything is in its place, or the fetched file is refused."""
         self.is_kept = False
 
-    def forget_parts(self):
-        if self.options.join:
-            shutil.rmtree(os.path.join(self.options.out, PARTS))
-
-
-def joined(arrays):
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def copy_numbers(f, arrays, begin, end):
-    """Write numbers begin .. end - 1 of arrays that follow each other."""
-    for numbers in arrays:
-        first, last = max(begin, 0), min(end, len(numbers))
-        for at in range(first, last, COPY_BYTES):
-            f.write(numbers[at : min(at + COPY_BYTES, last)].tobytes())
-        begin, end = begin - len(numbers), end - len(numbers)
+def copy_numbers(f, numbers, begin, end):
+    """Write numbers begin .. end - 1 of an array."""
+    for at in range(begin, end, COPY_BYTES):
+        f.write(numbers[at : min(at + COPY_BYTES, end)].tobytes())
 
 
 class Output:
     """The directory of --out, not a model's. `names`: a pattern of the files that the script writes there, besides shards.
-    Those that are there must be listed in prepared.json, except the `spared` ones, which are neither replaced nor removed."""
+    Those that are there must be listed in prepared.json."""
 
-    def __init__(self, folder, script, names, spared=()):
-        self.folder, self.script, self.spared = folder, script, set(spared)
+    def __init__(self, folder, script, names):
+        self.folder, self.script = folder, script
         path, model = self.path(MANIFEST), self.path("model")
         manifest = read_json(path) if os.path.isfile(path) else {}
         files = manifest.get("files") if isinstance(manifest, dict) and manifest.get("script") == script else None
@@ -400,7 +321,7 @@ class Output:
             found = found - {"model"} | {f"model/{name}" for name in os.listdir(model)}
         found = {name for name in found if re.fullmatch(rf"{SHARD}|{MANIFEST}|config\.json|{names}", name)}
         self.earlier = {name for name in found if isinstance(files, list) and name in files}
-        for name in sorted(found - self.earlier - self.spared):
+        for name in sorted(found - self.earlier):
             raise UserError(f"{self.path(name)}: is not in {MANIFEST}, so {script} has not written it; move it away, or choose another --out")
 
     def path(self, name):
@@ -418,10 +339,9 @@ class Output:
             os.replace(os.path.join(source, name), self.path(name))
         for folder in {os.path.dirname(self.path(name)) for name in names}:
             sync_directory(folder)
-        kept = self.spared.union(names, [MANIFEST])
-        for name in sorted(self.earlier - kept):
+        for name in sorted(self.earlier - {MANIFEST, *names}):
             os.remove(self.path(name))
             if os.path.dirname(name):
                 with contextlib.suppress(OSError):  # other files are in it
                     os.rmdir(os.path.dirname(self.path(name)))
-        self._list(self.earlier & kept | set(names))
+        self._list(names)

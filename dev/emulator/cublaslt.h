@@ -98,16 +98,10 @@ static inline float* emulated_panel(const void* x, const EmulatedLayout* l, int6
 // ---------------------------------------------------------------------------------------------------------
 // Products
 
-static inline float emulated_gelu_slope(float x) {
-    float inner = 0.7978845608f * (x + 0.044715f * x * x * x), t = tanhf(inner);
-    return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.7978845608f * (1 + 3 * 0.044715f * x * x);
-}
-
 // What becomes of one sum; `row` and `at` are its place in the bias and in aux.
 static inline float emulated_epilogue(const EmulatedProductDesc* p, float x, int64_t row, int64_t at, int type) {
     if (p->epilogue & CUBLASLT_EPILOGUE_BIAS) x += emulated_load(p->bias, row, p->bias_type >= 0 ? p->bias_type : type);
     if (p->epilogue & CUBLASLT_EPILOGUE_RELU) x = x > 0 ? x : 0;
-    if (p->epilogue == CUBLASLT_EPILOGUE_DGELU) return x * emulated_gelu_slope(emulated_load(p->aux, at, type));
     if (!(p->epilogue & CUBLASLT_EPILOGUE_GELU)) return x;
     emulated_store(p->aux, at, type, x);
     return 0.5f * x * (1 + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
@@ -116,7 +110,7 @@ static inline float emulated_epilogue(const EmulatedProductDesc* p, float x, int
 static inline int emulated_known_epilogue(int epilogue) {
     return epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS ||
            epilogue == CUBLASLT_EPILOGUE_RELU_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX ||
-           epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DGELU;
+           epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
 }
 
 static inline int emulated_layout_is_valid(const EmulatedLayout* l, int64_t rows, int64_t columns, int batch) {

@@ -15,11 +15,10 @@
 #include <time.h>
 #include <vector>
 
-// Kernels of a cooperative launch and of one in clusters are kinds of their own: a graph's node keeps what it is.
+// A kernel of a cooperative launch is a kind of its own: a graph's node keeps what it is.
 typedef enum {
     EMULATED_KERNEL,
     EMULATED_COOPERATIVE,
-    EMULATED_CLUSTERS,
     EMULATED_PRODUCT,
     EMULATED_COPY,
     EMULATED_FILL,

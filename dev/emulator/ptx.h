@@ -130,38 +130,20 @@ typedef struct {
 
 static inline EmulatedBarrier* emulated_mbarrier(uint32_t barrier) { return (EmulatedBarrier*)(size_t)barrier; }
 
-// What lies at the same address of block `rank` of the cluster: dynamic shared memory alone.
-static inline uint32_t emulated_at_rank(uint32_t address, int rank) {
-    size_t offset = address - (size_t)emulated_shared();
-    if (rank != emulated.rank && offset >= EMULATED_SHARED)
-        emulated_fault("blocks of a cluster meet in static shared memory, which is not emulated");
-    return address + (uint32_t)((rank - emulated.rank) * EMULATED_SHARED);
-}
-
-// A barrier of block `rank` has changed.
-static inline void emulated_mbarrier_look(EmulatedBarrier* b, int rank) {
-    EmulatedBlock* block = emulated.cluster ? emulated.block[rank] : emulated.now;
+// The barrier has changed.
+static inline void emulated_mbarrier_look(EmulatedBarrier* b) {
     if (b->missing || b->bytes) return;
     b->phase ^= 1;
     b->missing = b->expected;
     for (int i = 0; i < EMULATED_THREADS / 64; i++) {
-        block->runnable[i] |= block->at_mbarrier[i];
-        block->at_mbarrier[i] = 0;
+        emulated.now->runnable[i] |= emulated.now->at_mbarrier[i];
+        emulated.now->at_mbarrier[i] = 0;
     }
 }
 
 static inline void emulated_mbarrier_bytes(uint32_t barrier, int bytes) {
     emulated_mbarrier(barrier)->bytes -= bytes;
-    emulated_mbarrier_look(emulated_mbarrier(barrier), emulated.rank);
-}
-
-// Arrive at the barrier with this address in block `rank`.
-static inline void emulated_mbarrier_arrive(uint32_t barrier, int bytes, int rank) {
-    EmulatedBarrier* b = emulated_mbarrier(emulated_at_rank(barrier, rank));
-    if (!b->missing) emulated_fault("more arrivals at an mbarrier than its phase expects");
-    b->bytes += bytes;
-    b->missing--;
-    emulated_mbarrier_look(b, rank);
+    emulated_mbarrier_look(emulated_mbarrier(barrier));
 }
 
 inline void mbarrier_init(uint32_t barrier, int arrivals) {
@@ -170,7 +152,11 @@ inline void mbarrier_init(uint32_t barrier, int arrivals) {
 }
 inline void fence_mbarrier_init(void) {}
 inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
-    emulated_mbarrier_arrive(barrier, (int)bytes, emulated.rank);
+    EmulatedBarrier* b = emulated_mbarrier(barrier);
+    if (!b->missing) emulated_fault("more arrivals at an mbarrier than its phase expects");
+    b->bytes += (int)bytes;
+    b->missing--;
+    emulated_mbarrier_look(b);
 }
 inline void mbarrier_arrive(uint32_t barrier) { mbarrier_arrive_expect_tx(barrier, 0); }
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
@@ -180,8 +166,9 @@ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
         emulated_sleep();
     }
 }
-inline void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) { emulated_mbarrier_arrive(barrier, 0, (int)rank); }
-inline void cluster_sync(void) { emulated_cluster_sync(); }
+// Kernels in clusters are compiled, but not launched.
+inline void mbarrier_arrive_at(uint32_t, uint32_t) {}
+inline void cluster_sync(void) {}
 inline void grid_dependency_wait(void) {}
 inline void grid_launch_dependents(void) {}
 inline void named_barrier_sync(int id, int threads) { emulated_barrier(id, threads, 0); }
@@ -221,54 +208,34 @@ extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** func
     return cudaSuccess;
 }
 
-// One row of a box between memory and its place in the tile: 64 elements in pieces of 16 bytes.
-static inline void emulated_tma_row(uint32_t tile, int r, const EmulatedMap* m, const int (&at)[3], int store) {
+// One row of a box into the tile: 64 elements in pieces of 16 bytes.
+static inline void emulated_tma_row(uint32_t tile, int r, const EmulatedMap* m, int channel, int head, int row) {
     for (int c = 0; c < TMA_BOX; c++) {
-        uint16_t* there = (uint16_t*)emulated_address(swizzle_128b(tile, r, c / 8)) + c % 8;
-        int inside = (uint64_t)(at[0] + c) < m->size[0] && (uint64_t)at[1] < m->size[1] && (uint64_t)at[2] < m->size[2];
-        uint16_t* here =
-            (uint16_t*)(m->x + (uint64_t)at[1] * m->stride[0] + (uint64_t)at[2] * m->stride[1]) + at[0] + c;
-        if (store && inside) *here = *there;
-        if (!store) *there = inside ? *here : 0;
+        uint16_t* to = (uint16_t*)emulated_address(swizzle_128b(tile, r, c / 8)) + c % 8;
+        int inside = (uint64_t)(channel + c) < m->size[0] && (uint64_t)head < m->size[1] && (uint64_t)row < m->size[2];
+        const uint16_t* from =
+            (const uint16_t*)(m->x + (uint64_t)head * m->stride[0] + (uint64_t)row * m->stride[1]) + channel + c;
+        *to = inside ? *from : 0;
     }
 }
 
 // The box at (channel, head, row); of dimensions 1 and 2 one is 64 long.
-static inline void emulated_tma(uint32_t tile, const CUtensorMap* map, const int (&at)[3], int store) {
-    EmulatedMap m;
-    memcpy(&m, map, sizeof m);
-    for (uint32_t j = 0; j < m.box[2]; j++)
-        for (uint32_t i = 0; i < m.box[1]; i++) {
-            const int place[3] = {at[0], at[1] + (int)i, at[2] + (int)j};
-            emulated_tma_row(tile, (int)(j * m.box[1] + i), &m, place, store);
-        }
-}
-
 inline void tma_load_3d(uint32_t tile, const CUtensorMap* map, int channel, int head, int row, uint32_t barrier) {
     EmulatedMap m;
     memcpy(&m, map, sizeof m);
-    emulated_tma(tile, map, {channel, head, row}, 0);
+    for (uint32_t j = 0; j < m.box[2]; j++)
+        for (uint32_t i = 0; i < m.box[1]; i++)
+            emulated_tma_row(tile, (int)(j * m.box[1] + i), &m, channel, head + (int)i, row + (int)j);
     emulated_mbarrier_bytes(barrier, (int)(m.box[0] * m.box[1] * m.box[2] * 2));
 }
-inline void tma_load_3d_multicast(uint32_t tile, const CUtensorMap* map, int channel, int head, int row,
-                                  uint32_t barrier, uint16_t blocks) {
-    int me = emulated.rank;
-    for (int i = 0; i < emulated.cluster; i++) {
-        uint32_t to = emulated_at_rank(tile, i), its = emulated_at_rank(barrier, i);
-        if (!(blocks >> i & 1)) continue;
-        emulated.rank = i;
-        tma_load_3d(to, map, channel, head, row, its);
-        emulated.rank = me;
-    }
-}
-inline void tma_prefetch_3d(const CUtensorMap*, int, int, int) {}
 inline void bulk_copy_g2s(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
     memcpy(emulated_address(shared), global, bytes);
     emulated_mbarrier_bytes(barrier, (int)bytes);
 }
-inline void tma_store_3d(const CUtensorMap* map, int channel, int head, int row, uint32_t tile) {
-    emulated_tma(tile, map, {channel, head, row}, 1);
-}
+// Kernels in clusters are compiled, but not launched.
+inline void tma_load_3d_multicast(uint32_t, const CUtensorMap*, int, int, int, uint32_t, uint16_t) {}
+inline void tma_prefetch_3d(const CUtensorMap*, int, int, int) {}
+inline void tma_store_3d(const CUtensorMap*, int, int, int, uint32_t) {}
 inline void bulk_commit_group(void) {}
 inline void bulk_wait_group_read(void) {}
 

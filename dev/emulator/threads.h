@@ -1,5 +1,5 @@
-/* The threads of a kernel on the CPU. A block's threads are fibers of one CPU thread. Blocks run one after the other;
- * the blocks of a cluster take turns. A fiber runs until it must wait; then the next fiber that is ready runs.
+/* The threads of a kernel on the CPU. A block's threads are fibers of one CPU thread. Blocks run one after the other. A
+ * fiber runs until it must wait; then the next fiber that is ready runs.
  *
  * Two faults of a kernel end the program with a line that names the kernel:
  *   - a deadlock: a barrier that only a part of the block reaches
@@ -27,8 +27,7 @@ enum {
     EMULATED_STACK = 256 << 10,
     EMULATED_SHARED = 256 << 10,
     EMULATED_BARRIERS = 16,
-    EMULATED_BLOCKS = 16,
-    EMULATED_CLUSTER = 2  // blocks of the largest
+    EMULATED_BLOCKS = 16
 };
 
 uint3 threadIdx, blockIdx;
@@ -51,8 +50,8 @@ typedef struct {
     uint3 index;
 } EmulatedThread;
 
-// The stacks of a block's threads, their places, and what they wait for. Only a cooperative launch and one in clusters
-// have several blocks under way.
+// The stacks of a block's threads, their places, and what they wait for. Only a cooperative launch has several blocks
+// under way.
 typedef struct {
     EmulatedThread thread[EMULATED_THREADS];
     EmulatedCall call[EMULATED_THREADS];
@@ -63,7 +62,7 @@ typedef struct {
     int barrier_come[EMULATED_BARRIERS], barrier_wants[EMULATED_BARRIERS], barrier_or[EMULATED_BARRIERS][2],
         barrier_phase[EMULATED_BARRIERS];
     uint64_t at_barrier[EMULATED_BARRIERS][EMULATED_THREADS / 64];
-    uint64_t at_mbarrier[EMULATED_THREADS / 64], at_cluster_barrier[EMULATED_THREADS / 64];
+    uint64_t at_mbarrier[EMULATED_THREADS / 64];
     int current, running;
     unsigned char* shared;  // its dynamic shared memory while another block of a cooperative launch runs
 } EmulatedBlock;
@@ -72,18 +71,16 @@ static struct {
     EmulatedBlock* block[EMULATED_BLOCKS];  // made on first use
     EmulatedBlock* now;                     // the one that runs
     int threads, reverse;
-    int at_grid_barrier;     // threads of the block
-    int cluster, rank;       // blocks of a cluster, 0 without; the number in it of the block that runs
-    int at_cluster_barrier;  // threads of the cluster
+    int at_grid_barrier;  // threads of the block
     void (*kernel)(const void* call);
     const void* kernel_call;
     jmp_buf scheduler;
 } emulated;
 
-// Dynamic shared memory of the block that runs, and of the others of its cluster. Static shared memory is one for all.
-alignas(1 << 18) static unsigned char emulated_shared_memory[EMULATED_CLUSTER][EMULATED_SHARED];
+// Dynamic shared memory of the block that runs. Static shared memory is one for all.
+alignas(1 << 18) static unsigned char emulated_shared_memory[EMULATED_SHARED];
 
-static inline void* emulated_shared(void) { return emulated_shared_memory[emulated.rank]; }
+static inline void* emulated_shared(void) { return emulated_shared_memory; }
 
 [[noreturn]] static inline void emulated_fault(const char* what) {
     fflush(stdout);
@@ -125,7 +122,7 @@ static inline int emulated_next(void) {
 
 static inline void emulated_switch(void) {
     int next = emulated_next();
-    if (next < 0 && emulated.now->running > emulated.at_grid_barrier && !emulated.cluster)
+    if (next < 0 && emulated.now->running > emulated.at_grid_barrier)
         emulated_fault("all threads wait: some do not reach a barrier, or a warp's function");
     if (next < 0) _longjmp(emulated.scheduler, 1);
     emulated_enter(next);
@@ -195,23 +192,6 @@ static inline int emulated_barrier(int id, int threads, int value) {
     if (++emulated.now->barrier_come[id] < (threads ? threads : emulated.now->running)) emulated_sleep();
     else emulated.now->runnable[me / 64] &= ~((uint64_t)1 << (me % 64)), emulated_barrier_end(id);
     return *any;
-}
-
-// Wait for all threads of the cluster's blocks, none of which have ended.
-static inline void emulated_cluster_sync(void) {
-    int me = emulated.now->current, running = 0;
-    for (int i = 0; i < emulated.cluster; i++) running += emulated.block[i]->running;
-    if (!emulated.cluster) emulated_fault("a barrier of a cluster, and no cluster");
-    if (++emulated.at_cluster_barrier < running) {
-        emulated.now->at_cluster_barrier[me / 64] |= (uint64_t)1 << (me % 64);
-        return emulated_sleep();
-    }
-    emulated.at_cluster_barrier = 0;
-    for (int i = 0; i < emulated.cluster; i++)
-        for (int k = 0; k < EMULATED_THREADS / 64; k++) {
-            emulated.block[i]->runnable[k] |= emulated.block[i]->at_cluster_barrier[k];
-            emulated.block[i]->at_cluster_barrier[k] = 0;
-        }
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -357,46 +337,11 @@ static inline cudaError_t emulated_launch_cooperative(void (*kernel)(Argument), 
     return cudaSuccess;
 }
 
-// Run the blocks of a cluster, from number `first` of the grid on, in turn.
-static inline void emulated_run_cluster(unsigned first, size_t shared) {
-    int progress = 1, running = emulated.cluster;
-    for (emulated.rank = 0; emulated.rank < emulated.cluster; emulated.rank++) {
-        emulated_begin(emulated.rank, shared);
-        emulated_wake_all();
-    }
-    while (running) {
-        if (!progress) emulated_fault("all threads of a cluster wait");
-        progress = running = 0;
-        for (int i = 0; i < emulated.cluster; i++) {
-            emulated.rank = emulated.reverse ? emulated.cluster - 1 - i : i;
-            emulated.now = emulated.block[emulated.rank];
-            if (emulated_next() >= 0) progress = 1, emulated_resume(first + (unsigned)emulated.rank);
-        }
-        for (int i = 0; i < emulated.cluster; i++) running += emulated.block[i]->running;
-    }
-}
-
-template <typename Kernel>
-static inline void emulated_launch_clusters(const EmulatedGrid& g, unsigned size, const Kernel& kernel) {
-    unsigned blocks = g.grid.x;
-    emulated_configure(g.grid, g.block, g.shared, kernel);
-    emulated.cluster = (int)size;
-    for (unsigned i = 0; i < blocks; i += size)
-        emulated_run_cluster(emulated.reverse ? blocks - size - i : i, g.shared);
-    emulated.cluster = emulated.rank = 0;
-}
-
-// cudaLaunchKernelEx(), of whose attributes the size of the cluster counts.
+// cudaLaunchKernelEx(), which is called for clusters of blocks alone.
 template <typename... P>
-static inline cudaError_t emulated_launch_ex(const cudaLaunchConfig_t* launch, void (*kernel)(P...),
-                                             typename EmulatedExactly<P>::type... arguments) {
-    EmulatedGrid g(launch->gridDim, launch->blockDim, launch->dynamicSmemBytes);
-    unsigned size = 1;
-    for (unsigned i = 0; i < launch->numAttrs; i++)
-        if (launch->attrs[i].id == cudaLaunchAttributeClusterDimension) size = launch->attrs[i].val.clusterDim.x;
-    if (size > EMULATED_CLUSTER || g.grid.x % size) return cudaErrorInvalidClusterSize;
-    emulated_do(EMULATED_CLUSTERS, [=] { emulated_launch_clusters(g, size, [&] { kernel(arguments...); }); });
-    return cudaSuccess;
+static inline cudaError_t emulated_launch_ex(const cudaLaunchConfig_t*, void (*)(P...),
+                                             typename EmulatedExactly<P>::type...) {
+    return cudaErrorNotSupported;
 }
 
 static inline void emulated_grid_sync(void) {

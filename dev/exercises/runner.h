@@ -1,6 +1,6 @@
-/* What dev/exercises/run.sh puts around a learner's function: a count of its calls, a time limit, a message after a
- * crash, and a timer. The file that run.sh generates includes, in this order: the shipped header, this one, the
- * learner's file; then it directs calls of the op to the learner's function, and includes cases.h. */
+/* What dev/exercises/run.sh puts around a learner's function: a time limit, a message after a crash, and a timer. The
+ * file that run.sh generates includes, in this order: the shipped header, this one, the learner's file; then it directs
+ * calls of the op to the learner's function, and includes cases.h. */
 #ifndef DEV_EXERCISES_RUNNER_H
 #define DEV_EXERCISES_RUNNER_H
 
@@ -8,7 +8,6 @@
 
 #include "dev/ops/harness.h"
 
-static long exercise_calls;
 static int exercise_is_shipped;  // 1: calls go to the shipped op
 static Harness exercise_harness;
 
@@ -75,7 +74,7 @@ static int exercise_main(int argc, char** argv) {
         case_free(h);
     } else {
         exercise_test(h);
-        printf("%d passed, %d failed, %ld calls\n", h->passed, h->failed, exercise_calls);
+        printf("%d passed, %d failed\n", h->passed, h->failed);
     }
     context_free(&h->ctx);
     return h->failed ? FAILED : DONE;

@@ -17,7 +17,6 @@ import argparse
 import collections
 import csv
 import pathlib
-import statistics
 import subprocess
 import sys
 

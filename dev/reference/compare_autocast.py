@@ -3,9 +3,7 @@
 
     python3 dev/reference/compare_autocast.py ./train_gpt2cu                    bf16 of ours against PyTorch's autocast
     python3 dev/reference/compare_autocast.py build/fp32/train_gpt2cu --exact 1e-4
-    python3 dev/reference/compare_autocast.py ./train_gpt2 --tiny --exact 1e-4  on a CPU, in seconds
     python3 dev/reference/compare_autocast.py ./train_bertcu --bert --dump build/bf16/test_bertcu
-    python3 dev/reference/compare_autocast.py ./train_bert --bert --tiny --exact 1e-4
 
 For each seed transformers makes and saves a GPT-2 (--bert: a BERT) in fp32. Our trainer starts from that directory;
 PyTorch trains the same model on the same batches in fp32 (TF32 off) and again under bf16 autocast. All three start from
@@ -220,14 +218,11 @@ def main():
     parser.add_argument("--exact", type=float, default=0, help="ours is fp32: the largest difference of any loss")
     parser.add_argument("--final", type=float, default=0, help="largest relative difference of the last losses; one seed")
     parser.add_argument("--losses", help="--final: file for the losses of every step")
-    parser.add_argument("--tiny", action="store_true", help="2 layers, 48 channels, 2 x 32 tokens")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     a = parser.parse_args()
     kind = Bert if a.bert else Gpt2
     if a.final:
         a.seeds = 1
-    if a.tiny:
-        a.layers, a.channels, a.heads, a.batch, a.seq_len = 2, 48, 3, 2, 32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
     logging.disable_progress_bar()

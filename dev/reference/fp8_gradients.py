@@ -50,9 +50,6 @@ class Gradients:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", help="directories (-o) of the runs; the first is the reference")
-    parser.add_argument("--cosine", type=float, default=0.99, help="least of a weight")
-    parser.add_argument("--median", type=float, default=0.997)
-    parser.add_argument("--norm", type=float, default=0.05)
     a = parser.parse_args()
     want, *others = map(Gradients, a.runs)
     found = {g.run: [] for g in others}
@@ -76,8 +73,8 @@ def main():
             f"cosine_median={np.median(cosines):.5f} norm_min={min(ratios):.4f} norm_max={max(ratios):.4f}"
         )
         if run == others[0].run:
-            good = min(cosines) >= a.cosine and np.median(cosines) >= a.median
-            good = good and all(abs(ratio - 1) <= a.norm for ratio in ratios)
+            good = min(cosines) >= 0.99 and np.median(cosines) >= 0.997
+            good = good and all(abs(ratio - 1) <= 0.05 for ratio in ratios)
     sys.exit(0 if good else 1)
 
 

@@ -12,7 +12,7 @@ all:
     RESULT fp8 size=d12 B=64 T=1024 tok_s=N ratio=R joules=J mhz=M bf16_ms=.. fp8_ms=.. bf16_joules=.. bf16_mhz=..
 
 ratio: time of a bf16 step / time of an fp8 step, means over the turns. train_bertcu gives seq_s instead of tok_s. The
-runs write nothing, unless --keep asks for checkpoints, in OUT/fp8_SIZE_0 and OUT/fp8_SIZE_1.
+runs write nothing; what they print is in OUT/fp8_SIZE_0_0.log and the like.
 """
 
 import argparse
@@ -119,8 +119,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--apart", action="store_true", help="one run at a time: both do not fit into memory")
-    parser.add_argument("--keep", type=int, default=0, help="both runs write a checkpoint every so many steps")
-    parser.add_argument("--out", default=".", help="folder for the outputs of the runs")
+    parser.add_argument("--out", default=".", help="folder for the logs of the runs")
     parser.add_argument("command", nargs="+", help="the trainer with -b and -t, without -x, -o and --fp8")
     a = parser.parse_args()
 
@@ -129,8 +128,7 @@ def main():
         for turn in range(a.turns):
             for fp8 in means:
                 name = os.path.join(a.out, f"fp8_{a.size}_{fp8}")
-                command = a.command + f"-x 1000000 -v 0 -s 0 -nk 1 -n {a.keep} --fp8 {fp8}".split()
-                command += ["-o", name if a.keep else ""]
+                command = a.command + f"-x 1000000 -v 0 -s 0 -n 0 --fp8 {fp8}".split() + ["-o", ""]
                 if fp8 not in running:
                     running[fp8] = Trainer(command, f"{name}_{turn}.log")
                 ms, joules, mhz, step = running[fp8].turn(a.settle, a.warm, a.seconds, gpu)

@@ -21,7 +21,6 @@ of a vector. Every bias and LayerNorm weight is random too, so that a missing on
 bias: softmax cancels it, and its gradient is zero except for rounding).
 """
 
-import argparse
 import platform
 from pathlib import Path
 
@@ -32,15 +31,15 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 SEED = 1337
-VOCAB, POSITIONS, LAYERS, HEADS = 107, 19, 2, 3
+VOCAB, POSITIONS, WIDTH, LAYERS, HEADS = 107, 19, 15, 2, 3  # both folders together are under 200 KB
 B, T = 3, 13
 STEPS = 10
 LR, BETAS, EPS, WEIGHT_DECAY, MAX_NORM = 1e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 
 
-def build_model(width, tied):
+def build_model(tied):
     config = GPT2Config(
-        vocab_size=VOCAB, n_positions=POSITIONS, n_embd=width, n_layer=LAYERS, n_head=HEADS,
+        vocab_size=VOCAB, n_positions=POSITIONS, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS,
         activation_function="gelu_new", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         bos_token_id=VOCAB - 1, eos_token_id=VOCAB - 1, tie_word_embeddings=tied, attn_implementation="eager",
     )
@@ -51,7 +50,7 @@ def build_model(width, tied):
             noise = torch.randn(p.shape, generator=generator)
             if p.ndim == 2:
                 # Wide enough for attention to prefer some tokens and for the logits to be near 1 in size.
-                p.copy_(noise / width**0.5)
+                p.copy_(noise / WIDTH**0.5)
             else:
                 p.copy_(0.2 * noise + (1.0 if ".ln_" in name and name.endswith("weight") else 0.0))
     return model
@@ -88,8 +87,8 @@ def train(model, tokens, targets):
     return torch.tensor(losses, dtype=torch.float64), torch.tensor(norms, dtype=torch.float64)
 
 
-def make_golden(folder, width, tied):
-    model = build_model(width, tied)
+def make_golden(folder, tied):
+    model = build_model(tied)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     names = sorted(load_file(folder / "model.safetensors"))
@@ -122,24 +121,14 @@ def make_golden(folder, width, tied):
     size = sum(f.stat().st_size for f in folder.iterdir())
     print(f"{folder.name}: {len(names)} tensors, {sum(p.numel() for p in parameters.values())} parameters, "
           f"loss {losses[0]:.6f} -> {losses[-1]:.6f}, norms {norms.min():.3f} to {norms.max():.3f}, {size} bytes")
-    return size
 
 
 def main():
     here = Path(__file__).resolve().parent
-    parser = argparse.ArgumentParser(description="Write golden_gpt2_tied and golden_gpt2_untied.")
-    parser.add_argument("--out", type=Path, default=here, help="folder to write them in (default: next to this script)")
-    # 15 keeps both folders together under 200 KB.
-    parser.add_argument("--width", type=int, default=15, help=f"n_embd, a multiple of {HEADS} (default: 15)")
-    args = parser.parse_args()
-    if args.width <= 0 or args.width % HEADS:
-        parser.error(f"--width {args.width}: must be a positive multiple of {HEADS}")
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    total = 0
-    for tied in (True, False):
-        total += make_golden(args.out / ("golden_gpt2_tied" if tied else "golden_gpt2_untied"), args.width, tied)
-    print(f"total {total} bytes")
+    make_golden(here / "golden_gpt2_tied", True)
+    make_golden(here / "golden_gpt2_untied", False)
 
 
 if __name__ == "__main__":

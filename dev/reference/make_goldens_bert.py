@@ -27,7 +27,6 @@ LAMB is You et al., arXiv 1904.00962, as in NVIDIA's BERT: all gradients clipped
 trust ratio per tensor. Biases and LayerNorm have no trust ratio and no decay.
 """
 
-import argparse
 import platform
 from pathlib import Path
 
@@ -191,13 +190,9 @@ def make_golden(folder):
 
 
 def main():
-    here = Path(__file__).resolve().parent
-    parser = argparse.ArgumentParser(description="Write golden_bert.")
-    parser.add_argument("--out", type=Path, default=here, help="folder to write it in (default: next to this script)")
-    args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    make_golden(args.out / "golden_bert")
+    make_golden(Path(__file__).resolve().parent / "golden_bert")
 
 
 if __name__ == "__main__":

@@ -39,12 +39,10 @@ makes() { # NAME hellaswag|lambada TEXT WORDS FLAG...: the text becomes these wo
 # ---------------------------------------------------------------------------------------------------------
 # Files: with the built-in corpus's tokenizer a token is a byte, and 256 ends a text
 
-six='a\n1\nb\ncd\ne\nf\n'
+four='{"ctx": "a", "endings": ["b", "cd", "e", "f"], "label": 1, "ind": 5}\r\n\n'
 want='65535 40 0 1 4 1 97 2 32 98 3 32 99 100 2 32 101 2 32 102 '
-makes 'six lines, ends of Windows, an empty line' hellaswag "${six//n/r\\n}\n" "$want"
-makes 'six lines' hellaswag "$six" "$want"
+makes 'four endings, ends of Windows, an empty line' hellaswag "$four" "$want"
 verdict 'a header' "$([ "$(od -An -td4 -w16 -N 16 "$made" | tr -s ' ')" = ' 20240522 1 1 40' ] || echo 'it is another')"
-makes 'jsonl' hellaswag '{"ctx": "a", "endings": ["b", "cd", "e", "f"], "label": 1, "ind": 5}\n' "$want"
 makes 'any number of endings' hellaswag \
     '{"ctx": "", "endings": ["b"], "label": "0"}\n{"ctx": "a", "endings": ["b", "c", "d"], "label": 2}\n' \
     '65535 20 0 0 1 1 256 2 32 98 65535 32 1 2 3 1 97 2 32 98 2 32 99 2 32 100 '
@@ -53,12 +51,12 @@ example='{"activity_label": "X", "ctx_a": "a [b] c [title]", "ctx_b": "the D", "
 makes '--lm-eval' hellaswag "$example" "65535 56 0 0 2 13 ${context}3 32 101 32 2 32 103 2 1 " --lm-eval
 makes 'lambada' lambada '{"text": "a b cd\\n"}\n' '65535 26 0 0 1 3 97 32 98 3 32 99 100 '
 
-prepare_refused 'no such label'      'line 2: its label is .4.'           hellaswag 'a\n4\nb\nc\nd\ne\n'
+prepare_refused 'no such label'      'line 1: its label is .4.'           hellaswag "${four/1/4}"
 prepare_refused 'nothing'            'no examples in it'                  hellaswag ''
 prepare_refused 'no JSON'            'line 1 is not JSON'                 hellaswag '{"ctx": \n'
 prepare_refused 'lm-eval, no letter' 'example 0: its texts'           hellaswag '{"activity_label": "X", "ctx_a": "a", "ctx_b": "b", "endings": ["c", "[d]"], "label": 0}\n' --lm-eval
 prepare_refused 'one word'           'has no two words'                   lambada   '{"text": "word"}\n'
-prepare_refused 'onto its input'     'text: exists and is not'            hellaswag "$six" --out "$work/text"
+prepare_refused 'onto its input'     'text: exists and is not'            hellaswag "$four" --out "$work/text"
 
 # ---------------------------------------------------------------------------------------------------------
 # The trainer: a text's next words against those of another place, and clozes

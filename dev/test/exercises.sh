@@ -80,11 +80,6 @@ gelu_backward|0|^passed: 16 cases$|${right//$'\n'/ }
 gelu_backward|1|Only cases with ADD fail|for (size_t i = 0; i < n; i++) { ${slope//$'\n'/ } dx[i] = (real)(dy[i] * d); }
 gelu_backward|1|it wrote outside of 1 buffer|${right//$'\n'/ } dx[n] = 0;
 gelu_backward|1|it wrote outside of 1 buffer|${right//$'\n'/ } dx[-1] = 0;
-gelu_forward|1|uses gelu_forward, which is part of the op|gelu_forward(y, x, n, kind, ctx);
-layernorm_backward|1|uses layernorm_backward_ref, which is part of the op|(void)layernorm_backward_ref;
-gelu_backward|1|uses [a-z_]+, which is part of the op|gelu_backward_span(dx, dy, x, n, kind, mode);
-lamb_update|1|uses [a-z_]+, which is part of the op|lamb_sum_sq();
-matmul_forward|1|uses [a-z_]+, which is part of the op|product_tile_rows(y, x, 1, 1, p.w, IC, mode, N);
 gelu_forward|1|^  (n 33, )+$|printf("n %zu, ", n);
 gelu_forward|1|it crashed in the case gelu/forward TANH n=|if (n > 1) { fprintf(stderr, "n > 1\\n"); abort(); }
 gelu_forward|1|it crashed in the case gelu/forward TANH n=1|y[(size_t)1 << 40] = 0;
@@ -94,11 +89,6 @@ gelu_forward|1|answer.h:[0-9]+:[0-9]+: error: .z. undeclared|y[0] = z;
 END
 EXERCISE_LIMIT=1 try gelu_forward <<<'for (volatile int i = 1; i;) {}'
 answer 'an endless loop' 1 'after 1 s it was still at work on the case gelu/forward TANH n=1. An endless loop'
-try gelu_forward < <(printf '\n#undef gelu_forward\ngelu_forward(y, x, n, kind, ctx);\n')
-answer 'it takes back the name of the shipped op' 1 'takes back a name that the harness hides'
-{ printf '#undef gelu_%s\n' forward forward_ref backward backward_ref; echo '#include "dev/ops/gelu.h"'; cat dev/exercises/gelu_forward.h; } >"$work/answer.h"
-said=$(bash dev/exercises/run.sh gelu_forward "$work/answer.h" 2>&1) status=$?
-answer 'it is never called' 1 'exercise_gelu_forward\(\) was never called'
 
 printf '%d passed, %d failed, 0 skipped\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]

@@ -4,7 +4,7 @@
     python3 dev/test/explain.py TRAIN_GPT2 TRAIN_BERT     from the repository's root, with use_gpt2 and use_bert beside
 
 Small models are trained for a few steps. What the page says is computed again from the files of tensors, the weights
-and the trainer's own validation loss; dev/reference/check_explain.py compares the tensors with `transformers`.
+and the trainer's own validation loss.
 """
 import base64
 import json

@@ -3,9 +3,8 @@ reading and writing public models and reading public data sets take, for librari
 
     with Hub(folder) as hub: ...
 
-FOLDER/OWNER/NAME is a repository, of models or of data; /files/NAME is the file FOLDER/files/NAME. Whoever writes must
-send the token "local". hub.requests lists what was asked for. Faults: the next request that matches hub.fails gets
-status 500; files end after hub.cut bytes, though more was announced.
+FOLDER/OWNER/NAME is a repository, of models or of data. Whoever writes must send the token "local". hub.requests lists
+what was asked for. The next request that matches hub.fails gets status 500.
 """
 import base64
 import hashlib
@@ -25,7 +24,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def answer(self, status, body=b"", most=None, **headers):
+    def answer(self, status, body=b"", **headers):
         if not isinstance(body, bytes):
             body, headers = json.dumps(body).encode(), {**headers, "Content_Type": "application/json"}
         self.send_response(status)
@@ -33,8 +32,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(key.replace("_", "-"), str(value))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body[:most])
-        self.close_connection |= most is not None
+            self.wfile.write(body)
 
     def refuse(self, status, code, message):
         self.answer(status, {"error": message}, X_Error_Code=code, X_Error_Message=message)
@@ -150,16 +148,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(200, {"success": True, "commitOid": self.commit_id, "hookOutput": "",
                           "commitUrl": self.url(f"{name}/commit/{self.commit_id}")})
 
-    def resolve(self, path, name="", revision=None):
-        full = os.path.join(self.folder(name or "files"), path)
+    def resolve(self, path, name, revision):
+        full = os.path.join(self.folder(name), path)
         if not os.path.isfile(full):
             return self.refuse(404, "EntryNotFound", "Entry not found")
         data = read(full, "rb")
         headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept_Ranges": "bytes"}
-        headers.update({"X_Repo_Commit": self.commit_id} if name else {})
+        headers["X_Repo_Commit"] = self.commit_id
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         if not asked:
-            return self.answer(200, data, self.hub.cut, **headers)
+            return self.answer(200, data, **headers)
         first, last = int(asked[1]), min(int(asked[2] or len(data)), len(data) - 1)
         headers["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
         return self.answer(206, data[first : last + 1], **headers)
@@ -178,7 +176,6 @@ ROUTES = [
     ("POST", f"{API}/commit/{REVISION}", Handler.commit),
     ("POST", f"/{NAME}.git/info/lfs/objects/batch", Handler.batch),
     ("PUT", "/objects/(?P<oid>[0-9a-f]{64})", Handler.put),
-    ("GET", "/files/(?P<path>[^/]+)", Handler.resolve),
     ("GET", f"/(?:datasets/)?{NAME}/resolve/{REVISION}/(?P<path>.+)", Handler.resolve),
 ]
 
@@ -186,7 +183,7 @@ ROUTES = [
 class Hub:
     def __init__(self, folder):
         self.folder, self.requests, self.commits, self.objects = folder, [], set(), {}
-        self.fails = self.cut = None
+        self.fails = None
 
     def __enter__(self):
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)

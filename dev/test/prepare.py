@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Preparation of data: what is read and written, what is refused and spared, stops, parts, and the net's stand-ins.
+"""Preparation of data: what is read and written, what is refused and spared, stops, and the net's stand-ins.
 
     python3 dev/test/prepare.py TEST_DATA        from the repository's root; needs `tokenizers` and numpy
 
@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import glob
 import gzip
-import hashlib
 import importlib.util
 import io
 import json
@@ -33,7 +32,6 @@ from verdicts import (
 
 sys.path.insert(0, os.path.join(ROOT, "dev", "data"))
 import documents  # noqa: E402
-import net  # noqa: E402
 import prepare_bert  # noqa: E402
 import prepare_chat  # noqa: E402
 import prepare_gpt2  # noqa: E402
@@ -149,6 +147,9 @@ def check_refusals():
     tree = json.loads(read(CORPUS + "/tokenizer.json"))
     tree["pre_tokenizer"] = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always"}
     write(W + "/metaspace/tokenizer.json", json.dumps(tree))
+    tree = json.loads(read(CORPUS + "/tokenizer.json"))
+    tree["model"]["dropout"] = 0.5
+    write(W + "/dropout/tokenizer.json", json.dumps(tree))
     for name, kind, flags, pattern in [
         ("a missing file", "gpt2", "--local none.txt", "no such file"),
         ("Parquet", "gpt2", f"--local {W}/bad/a.parquet", "is a Parquet file; convert it to .jsonl"),
@@ -157,15 +158,13 @@ def check_refusals():
         ("strings", "gpt2", f"--local {W}/bad/strings.json", "document 1 is not an object with the key 'text'"),
         ("half an array", "gpt2", f"--local {W}/bad/half.json", "half.json: is not JSON"),
         ("Metaspace", "gpt2", f"--local {TEXTS[0]} --vocab {W}/metaspace", "is Metaspace; only byte-level"),
+        ("dropout", "gpt2", f"--local {TEXTS[0]} --vocab {W}/dropout", "its dropout of 0.5 gives a text other tokens"),
         ("few tokens", "gpt2", f"--local {TEXTS[0]} --train-vocab 256", "the bytes and .* alone take 257"),
         ("many tokens", "gpt2", f"--local {TEXTS[0]} --train-vocab 99999999999", "is more than 16777216"),
         ("few words", "bert", f"--local {TEXTS[0]} --train-vocab 40 --lines", "characters of this text alone take"),
-        ("a part of none", "gpt2", f"--local {TEXTS[0]} --part 0/3", "from 1 to N"),
-        ("more parts than files", "gpt2", f"--local {TEXTS[0]} --part 2/2", "has 1 files; make at most as many"),
-        ("a vocabulary of a part", "gpt2", f"--local {TEXTS[0]} --part 1/2 --train-vocab 300", "make the vocabulary"),
-        ("--sha256 without --url", "gpt2", f"--local {TEXTS[0]} --sha256 00", "belongs to --url"),
+        ("onto the vocabulary", "bert", f"--local {TEXTS[0]} --vocab {W}/refused/vocab.txt", "would be overwritten"),
         ("--revision without --dataset", "bert", f"--local {TEXTS[0]} --revision main", "belongs to --dataset"),
-        ("a data set of many parts", "gpt2", "--dataset a:b:c:d:e", "is not NAME"),
+        ("a data set of many parts", "gpt2", "--dataset http://a:b@c:d:e", r"http://\*\*\*@c:d:e: is not NAME"),
     ]:
         refused(name, pattern, kind, *flags.split())
 
@@ -195,14 +194,6 @@ def check_vocabularies():
     done = prepare("gpt2", W + "/few", "--local", W + "/form/a.txt", "--train-vocab", "500", "--val-tokens", "2")
     right = "--train-vocab 500: no further pair occurs twice; the tokenizer has 2" in done.stdout
     holds("a text too short for so many tokens", right, done.stdout, done)
-    # A tokenizer whose result would be another one in every run.
-    tree = json.loads(read(W + "/gpt2_own1/tokenizer.json"))
-    tree["model"]["dropout"] = 0.5
-    write(W + "/dropout/tokenizer.json", json.dumps(tree))
-    done = prepare("gpt2", W + "/without", "--local", *TEXTS, "--vocab", W + "/dropout", "--val-fraction", "0.1")
-    right = not done.returncode and tokens_in(W + "/without", ("train", "val")) == wanted
-    is_told = "its dropout of 0.5 is switched off" in done.stdout
-    holds("a tokenizer's dropout is off", right and is_told, done.stdout, done)
     data = os.environ.get("LLMC_TEST_DATA", "")
     text, vocab = data + "/tinyshakespeare/input.txt", data + "/gpt2-bpe"
     if not os.path.isfile(text) or not os.path.isdir(vocab):
@@ -300,9 +291,8 @@ def check_interruptions():
         fcntl.lockf(f, fcntl.LOCK_EX)
         done = script(*words_of("gpt2", out, *FILES))
         verdict("two at a time", not_refused(done, "another preparation is writing"))
-    done = prepare("gpt2", out, *FILES, "--restart")
-    same("--restart starts again", done, out, wanted)
-    verdict("... and continues nothing", "it does" if "continuing" in done.stdout else "")
+    shutil.rmtree(out + "/preparation")
+    same("without its folder it starts again", prepare("gpt2", out, *FILES), out, wanted)
     for name, by, pattern in [
         ("SIGTERM", lambda pid, _: os.kill(pid, signal.SIGTERM), "interrupted; .* the same command continues"),
         ("a worker that is killed", lambda _, workers: os.kill(workers[-1], signal.SIGKILL),
@@ -314,10 +304,13 @@ def check_interruptions():
 
 def check_limits():
     """The first tokens only: for BERT of whole documents, by any number of processes."""
-    for out, kind, *flags in [("all", "gpt2"), ("limited", "gpt2", "--limit-tokens", "900001", "--processes", "2"),
-                              ("bert1", "bert", "--limit-tokens", "90001"),
-                              ("bert2", "bert", "--limit-tokens", "90001", "--processes", "2")]:
-        prepare(kind, f"{W}/{out}", *FILES, "--val-fraction", "0", *flags)
+    for out, kind, flags in [
+        ("all", "gpt2", ""),
+        ("limited", "gpt2", "--limit-tokens 900001 --processes 2 --shard-tokens 70000"),
+        ("bert1", "bert", "--limit-tokens 90001"),
+        ("bert2", "bert", "--limit-tokens 90001 --processes 2"),
+    ]:
+        prepare(kind, f"{W}/{out}", *FILES, "--val-fraction", "0", *flags.split())
     right = tokens_in(W + "/limited") == tokens_in(W + "/all")[:900001]
     holds("--limit-tokens, GPT-2", right, "not the first 900001")
     count = int(np.fromfile(W + "/bert1/train_000000.bin", "<i4", 3)[2])
@@ -326,71 +319,7 @@ def check_limits():
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Parts: joined they are what one run makes, and what cannot be joined is named
-
-
-def set_incomplete(path):
-    write(path, json.dumps({**json.loads(read(path)), "complete": False}))
-
-
-# What happens to parts 1 to 3 of 3 in a folder, and what --join says.
-DAMAGES = [
-    ("part 2/3: is not there", lambda p: shutil.rmtree(p + "/2-of-3")),
-    ("parts of several divisions", lambda p: shutil.copytree(p + "/3-of-3", p + "/3-of-4")),
-    ("part 2/3: is of another preparation, with another --limit-tokens",
-     lambda p: (shutil.rmtree(p + "/2-of-3"), shutil.copytree(W + "/limited/parts/2-of-3", p + "/2-of-3"))),
-    ("part 2/3: is not finished", lambda p: set_incomplete(p + "/2-of-3/state.json")),
-    ("part 1/3: .* is shorter", lambda p: os.truncate(p + "/1-of-3/tokens", 10)),
-    ("holds no parts", lambda p: [shutil.rmtree(f"{p}/{k}-of-3") for k in (1, 2, 3)]),
-]  # fmt: skip
-
-
-def check_parts():
-    most = net.BATCH_CHARACTERS
-    net.BATCH_CHARACTERS = 15000  # several batches a file
-    limited = ["--limit-tokens", "1500001", "--val-fraction", "0.05", "--shard-tokens", "60000"]
-    for kind, count, *flags in (("gpt2", 3), ("bert", 2), ("gpt2", 2, *limited), ("bert", 3, *limited)):
-        name, out = f"{kind}: {count} parts {' '.join(flags)}", f"{W}/parts{count}{kind}"
-        done = [prepare(kind, out, *FILES, *flags, "--part", f"{k}/{count}") for k in range(count, 0, -1)]
-        done += [prepare(kind, out, *FILES, *flags, "--join"), prepare(kind, out + "_one", *FILES, *flags)]
-        verdict(name, next(filter(None, map(failure, done)), "") or differ(out + "_one", out))
-    for out, flags in (("three", []), ("limited", ["--limit-tokens", "9000"])):
-        shutil.rmtree(f"{W}/{out}", ignore_errors=True)
-        for k in (1, 2, 3):
-            prepare("gpt2", f"{W}/{out}", *FILES, *flags, "--part", f"{k}/3")
-    for wanted, damage in DAMAGES:
-        shutil.copytree(W + "/three", W + "/damaged")
-        damage(W + "/damaged/parts")
-        done, left = prepare("gpt2", W + "/damaged", *FILES, "--join"), os.listdir(W + "/damaged")
-        shutil.rmtree(W + "/damaged")
-        why = not_refused(done, f"{wanted}")
-        verdict(f"--join: {wanted}", why or ("" if left == ["parts"] else f"it left {left}"))
-    net.BATCH_CHARACTERS = most
-
-
-# ----------------------------------------------------------------------------------------------------------
 # From the net
-
-
-def check_addresses(hub):
-    text, url = read(W + "/jsonl/part0.jsonl", "rb"), hub.address + "/files/"
-    data = gzip.compress(text)
-    write(W + "/net/files/part0.jsonl.gz", data)
-    digest, there = hashlib.sha256(data).hexdigest(), ("--url", url + "part0.jsonl.gz", "--text-key", "body")
-    prepare("gpt2", W + "/part", "--local", W + "/jsonl/part0.jsonl", "--text-key", "body")
-    same("a file by its address", prepare("gpt2", W + "/url", *there, "--sha256", digest), W + "/url", W + "/part")
-    refused("another sha256", f"has the sha256 {digest}, not 0000", "gpt2", *there, "--sha256", "0" * 64)
-    refused("no such file there", "404", "gpt2", "--url", url + "none.txt")
-    refused("no server there", r"http://\*\*\*@127.0.0.1:1/x.txt: cannot be fetched", "bert",
-            "--url", "http://tiger:ftp@127.0.0.1:1/x.txt", status=1)
-    hub.cut = 1000
-    refused("a connection that ends early", r"ended after 1000 of \d+ bytes", "gpt2", *there, status=1)
-    hub.cut = None
-    # What was fetched and is refused does not stay: the same command fetches it anew.
-    for case, content in (("an empty file", ""), ("the same address once it has text", text)):
-        write(W + "/net/files/moved.txt", content)
-        done = prepare("gpt2", W + "/moved", "--url", url + "moved.txt")
-        verdict(case, failure(done) if content else not_refused(done, "no text in the input"))
 
 
 CARD = """---
@@ -426,7 +355,7 @@ def check_datasets(hub, texts):
     refused("no such column", "no column 'story'; there are id, text", "gpt2", "--dataset", parquet + ":::story")
     refused("no such split", "cannot be opened", "gpt2", "--dataset", parquet + "::test")
     refused("a column of numbers", "'id' of document 1 is not a string", "gpt2", "--dataset", parquet + ":::id")
-    # By name, from a hub, in parts. A data set that changes meanwhile is read as it was.
+    # By name, from a hub. A data set that changes meanwhile is read as it was.
     os.environ["HF_ENDPOINT"] = hub.address
     words, out, commits = ("--dataset", "wikipedia", "--processes", "2"), W + "/hub_bert", []
     for go_on in (lambda: interrupted(kill, "bert", out, *words), lambda: script(*words_of("bert", out, *words))):
@@ -437,10 +366,8 @@ def check_datasets(hub, texts):
         write(W + "/net/wikimedia/wikipedia/notes.txt", "Another commit.")
     same("of the hub, BERT, killed", done, out, W + "/bert", "continuing from there")
     verdict("it is read as it was", "" if commits[0] == commits[1] and len(commits[0]) == 1 else f"commits {commits}")
-    out, words = W + "/stories", ("--dataset", "tinystories")
-    for more in (("--part", "1/2"), ("--part", "2/2"), ("--join",)):
-        done = script(*words_of("gpt2", out, *words, *more))
-    same("of the hub, in parts", done, out, W + "/gpt2")
+    done = script(*words_of("gpt2", W + "/stories", "--dataset", "tinystories"))
+    same("of the hub, several row groups", done, W + "/stories", W + "/gpt2")
     done = script(*words_of("gpt2", W + "/none", "--dataset", "nobody/nothing"))
     verdict("no such data set", not_refused(done, "cannot be opened: .*Not Found"))
 
@@ -451,10 +378,9 @@ def main():
         check()
     for kind in ("gpt2", "bert"):
         verdict(f"prepare_{kind}.py", failure(prepare(kind, f"{W}/{kind}", *FILES)))
-    for check in (check_interruptions, check_limits, check_parts):
+    for check in (check_interruptions, check_limits):
         check()
     with Hub(W + "/net") as hub:
-        check_addresses(hub)
         if importlib.util.find_spec("datasets"):
             check_datasets(hub, texts)
         else:
