@@ -131,10 +131,9 @@ static const Arg LAYERNORM_ARGS[] =
          ARG(dbias, "C", BY_OTHER_MODE, 0, 2e-6));
 // The later sizes are for the GPU: more rows than its teams take in one round, every team size, and a number of warps
 // that does not divide into teams. The CPU has one code path and skips the largest.
-static const int LAYERNORM_ROWS[][2] = {{1, 1},      {1, 48},      {77, 33},    {17, 768},  {77, 48},
-                                        {96, 16},    {131, 1},     {33, 1600},  {7001, 8},  {3300, 33},
-                                        {2500, 264}, {20, 1024},   {800, 1032}, {5, 4096},  {3, 5001},
-                                        {3, 16384},  {1100, 1024}, {700, 1600}, {150, 7000}};
+static const int LAYERNORM_ROWS[][2] = {{1, 1},      {1, 48},    {77, 33},  {17, 768},   {77, 48},     {96, 16},
+                                        {131, 1},    {33, 1600}, {7001, 8}, {3300, 33},  {2500, 264},  {20, 1024},
+                                        {800, 1032}, {5, 4096},  {3, 3001}, {150, 3000}, {1100, 1024}, {700, 1600}};
 static const int LAYERNORM_GRAD[] = {37, 5};
 static const int LAYERNORM_GPU[][2] = {{65536, 768}, {16384, 1600}, {32768, 1024}};
 static const int LAYERNORM_CPU[][2] = {{256, 768}, {4096, 768}, {1024, 1600}};
@@ -143,7 +142,7 @@ static const int LAYERNORM_CPU[][2] = {{256, 768}, {4096, 768}, {1024, 1600}};
 static inline int layernorm_takes(const Harness* h, int* row) {
 #ifdef __CUDACC__
     if (row[0] > 100 && h->ctx.multiprocessors <= 16) row[0] = max_int(row[0] / 8, 100);
-    return layernorm_backward_fits(row[1], &h->ctx) && (sizeof(floatX) == 2 || row[1] <= 8192);
+    return 1;
 #else
     return (void)h, row[0] * row[1] <= 1000000;
 #endif

@@ -37,10 +37,10 @@ HOST_DEVICE static constexpr int layernorm_shared_sums(LayerNormForm form) {
 HOST_DEVICE static constexpr int layernorm_backward_threads(int team) { return team == WARP ? 128 : team; }
 HOST_DEVICE static constexpr int layernorm_backward_residents(int E, int team, LayerNormForm form) {
     if (layernorm_masked(form) && team == WARP) return E <= 8 ? 5 : sizeof(floatX) > 2 ? 2 : 3;
-    if (layernorm_masked(form)) return E <= 8 ? 768 / team : E <= 16 ? 512 / team : 1;
+    if (layernorm_masked(form)) return (E <= 8 ? 768 : 512) / team;
     if (team == WARP) return E <= 8 ? 6 : sizeof(floatX) > 2 ? 2 : E <= 24 ? 4 : 3;
     if (E <= 8) return 1024 / team;
-    return E <= 16 ? (sizeof(floatX) > 2 ? 2 : 3) : 1;
+    return sizeof(floatX) > 2 ? 2 : 3;
 }
 
 // Whether a row is read twice because it does not fit into registers.
@@ -236,11 +236,6 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
     layernorm_sum_blocks<THREADS>(a, SUMS * a.C, shared_sums);
 }
 
-// Whether the sums of C channels fit in a block's shared memory: above 4096 channels they take up to 132 KB.
-static inline int layernorm_backward_fits(int C, const Context* ctx) {
-    return C <= 4096 || ctx->shared_of_block >= (size_t)144 << 10;
-}
-
 // A variant of the kernel, and its launch: threads of a block, at most `residents` blocks per multiprocessor, rows that
 // a block takes at a time, bytes of shared memory, column sums.
 typedef struct {
@@ -260,16 +255,15 @@ static inline LayerNormVariant layernorm_backward_variant(void) {
     return v;
 }
 
-// The variant for rows of C channels. ODD: rows that are not whole vectors. WIDE: the widest rows.
+// The variant for rows of C channels. ODD: rows that are not whole vectors.
 template <LayerNormForm FORM, Mode DX_MODE> static inline LayerNormVariant layernorm_backward_choose(int C) {
-    constexpr int W = Vector<floatX>::SIZE, WIDE = sizeof(floatX) == 2 ? 512 : 256;
+    constexpr int W = Vector<floatX>::SIZE;
     constexpr int ODD_E = layernorm_masked(FORM) ? 16 : 8, ODD_TEAM = layernorm_masked(FORM) ? 512 : 1024;
     if (!rows_are_vectors<floatX>(C)) return layernorm_backward_variant<1, ODD_E, ODD_TEAM, FORM, DX_MODE>();
     if (C <= 24 * WARP) return layernorm_backward_variant<W, 24, WARP, FORM, DX_MODE>();
     if (C <= 32 * WARP) return layernorm_backward_variant<W, 32, WARP, FORM, DX_MODE>();
     if (C <= 8 * 256) return layernorm_backward_variant<W, 8, 256, FORM, DX_MODE>();
-    if (C <= 16 * 256) return layernorm_backward_variant<W, 16, 256, FORM, DX_MODE>();
-    return layernorm_backward_variant<W, 32, WIDE, FORM, DX_MODE>();
+    return layernorm_backward_variant<W, 16, 256, FORM, DX_MODE>();
 }
 
 // The blocks of a launch, and its scratch: partial sums of each block.
@@ -295,11 +289,6 @@ static inline void layernorm_backward_launch(LayerNormVariant v, LayerNormTarget
     a.dropout = dropout_rows(to.r.dropout);
     void (*kernel)(LayerNormBackward) = v.kernel;
     layernorm_check_size(a.N, a.C);
-    if (!layernorm_backward_fits(a.C, ctx))
-        die(USAGE,
-            "layernorm's backward pass of %d channels takes more shared memory than the %zu KB that a block has on "
-            "this GPU; at most 4096 fit",
-            a.C, ctx->shared_of_block >> 10);
     if (v.shared > 32 << 10)  // opt in to more than the default
         kernel_allow_shared(kernel, (size_t)v.shared, ctx);
     int residents;

@@ -18,10 +18,7 @@
 // C is limited by the registers of a team.
 static inline void layernorm_check_size(int N, int C) {
     CHECK(N > 0 && C > 0);
-    int longest = sizeof(floatX) == 2 && rows_are_vectors<floatX>(C) ? 16384 : 8192;
-    if (C > longest)
-        die(USAGE, "layernorm of %d channels: at most %d fit on the GPU (16384 in bf16 and fp16, in steps of 8)", C,
-            longest);
+    if (C > 4096) die(USAGE, "layernorm of %d channels: at most 4096 fit on the GPU", C);
 }
 
 // The members of a LayerNorm that kernels read.
@@ -138,14 +135,13 @@ static inline LayerNormForward layernorm_forward_args(floatX* y, LayerNormStats 
 // Choose the kernel by the number of channels, and launch it.
 template <LayerNormBranch BRANCH> static inline void layernorm_forward_launch(LayerNormForward a, Context* ctx) {
     constexpr int W = Vector<floatX>::SIZE;
-    void (*kernel)(LayerNormForward) = layernorm_forward_kernel<W, 32, 512, BRANCH>;
+    void (*kernel)(LayerNormForward) = layernorm_forward_kernel<W, 8, 512, BRANCH>;
     int team = 512;
     layernorm_check_size(a.N, a.C);
     if (!rows_are_vectors<floatX>(a.C)) kernel = layernorm_forward_kernel<1, 32, 512, BRANCH>;
     else if (a.C <= 24 * WARP) kernel = layernorm_forward_kernel<W, 24, WARP, BRANCH>, team = WARP;
     else if (a.C <= 32 * WARP) kernel = layernorm_forward_kernel<W, 32, WARP, BRANCH>, team = WARP;
     else if (a.C <= 64 * WARP) kernel = layernorm_forward_kernel<W, 64, WARP, BRANCH>, team = WARP;
-    else if (a.C <= 8 * 512) kernel = layernorm_forward_kernel<W, 8, 512, BRANCH>;
     int threads = layernorm_forward_threads(team);
     kernel<<<blocks_for((size_t)a.N, (size_t)(threads / team)), (unsigned)threads, 0, ctx->stream>>>(a);
     cudaCheck(cudaGetLastError());
