@@ -8,6 +8,8 @@ status 1 if one failed.
 """
 
 import json
+import math
+import operator
 import os
 import random
 import re
@@ -92,6 +94,9 @@ def classes(tasks):
     labels = [line.split("\t")[0] for line in tasks.lines("val.tsv")]
     right = [row.split("\t")[1] == label for row, label in zip(rows, labels)]
     check(len(rows) == 150 and abs(sum(right) / 150 - accuracy) < 1e-5, f"{sum(right)} of {len(rows)} are right")
+    both = labels + [row.split("\t")[1] for row in rows]
+    own = sum(2 * sum(right[i] for i in range(150) if labels[i] == name) / both.count(name) for name in NAMES) / 3
+    check(abs(own - f1) < 1e-5, f"the mean of the classes' F1 is {own}, not {f1}")
     pattern = rf"val loss [0-9.]+ \| accuracy {accuracy}[.0-9]*, F1 {f1}[.0-9]* \(150 examples\)\n"
     check(re.fullmatch(pattern, said), said)
     # The first 3 micro-batches of 7.
@@ -141,6 +146,16 @@ def put_rated(tasks):
         tasks.put(name + ".tsv", rows)
 
 
+def correlation(x, y):
+    x, y = ([value - sum(values) / len(values) for value in values] for values in (x, y))
+    return sum(map(operator.mul, x, y)) / math.sqrt(sum(a * a for a in x) * sum(b * b for b in y))
+
+
+def ranks(values):
+    """Of equal values the mean rank, but for a constant."""
+    return [sum(x < y for x in values) + sum(x == y for x in values) / 2 for y in values]
+
+
 def numbers(tasks):
     """Numbers are learnt, and the loss is the mean squared error of the predictions."""
     size = "--task classify --labels 1 -e L=1,C=32,NH=2,T=64 -n 0 -l 3e-3 -u 10 -b 16"
@@ -155,6 +170,9 @@ def numbers(tasks):
     scores = [float(line.split("\t")[9]) for line in tasks.lines("rated-val.tsv")[1:]]
     loss = sum((x - float(y)) ** 2 for x, y in zip(scores, tasks.lines("said")[1:])) / 100
     check(abs(loss - float(found[1])) < 3e-4, f"the mean squared error of the predictions is {loss}: {said}")
+    predicted = [float(y) for y in tasks.lines("said")[1:]]
+    own = correlation(scores, predicted), correlation(ranks(scores), ranks(predicted))
+    check(max(abs(own[0] - pearson), abs(own[1] - spearman)) < 1e-5, f"the correlations of the predictions are {own}")
     tasks.put("rated-test.tsv", ["\t".join(line.split("\t")[:9]) for line in tasks.lines("rated-val.tsv")])
     tasks.run(f"{says} -j rated-test.tsv --predictions again")
     check(tasks.lines("again") == tasks.lines("said"), "other predictions without scores")
