@@ -4,28 +4,23 @@ import record
 
 class Run:
     def __init__(self, run_id):
-        self.notes, self.id = None, run_id
-
-    def __setattr__(self, name, value):
-        if name == "notes" and value:
-            record.put("note", text=value)
-        super().__setattr__(name, value)
+        self.id = run_id
 
     def define_metric(self, name, step_metric=None):
-        record.put("define", name=name, step_metric=step_metric)
+        assert name == "step" or step_metric == "step"
 
     def log(self, data):
         assert isinstance(data["step"], int)
         record.put("log", run=self.id, step=data["step"], numbers={k: v for k, v in data.items() if k != "step"})
 
     def save(self, glob_str, base_path, policy):
-        record.put("file", path=str(glob_str), base=str(base_path))
+        record.put("file", path=str(glob_str))
 
     def finish(self):
-        record.put("finish")
+        pass
 
 
 def init(*, project, id, name, config, resume):
-    assert id and resume == "allow"
-    record.put("init", project=project, run=id, name=name, config=config)
+    assert project and name and id and resume == "allow"
+    record.put("init", run=id, config=config)
     return Run(id)
