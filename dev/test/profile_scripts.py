@@ -118,12 +118,6 @@ forward * attention_forward N=2048,NH=12 attention_forward_hopper_kernel 7 30
 backward * matmul_backward_weight N=2048,IC=768,OC=2304 matmul_backward_bias_kernel 7 +7
 optimizer - global_norm_forward n=1000 global_norm_forward_kernel 7 9
 optimizer - adamw_update n=1000 adamw_update_kernel 7 11""", layers=12)
-for name in ("dlrm", "ncf"):
-    profile("made/" + name, 2.5, 2.4, """
-forward - interaction_forward B=8,E=4 interaction_forward_kernel 7 5
-backward - row_segments N=16 fill_12B 7 +1
-backward - row_segments N=16 DeviceRadixSortOnesweepKernel 7 14
-optimizer - embedding_sgd N=16,E=4 embedding_sgd_kernel 7 300""")
 os.mkdir("pages")
 done = script("scripts/profile_reference.py", "made", "--pages", "pages", "--commit", "1234567")
 verdict("reference: pages", failure(done))
@@ -131,7 +125,6 @@ for page, lines in {
     "bert_two_layers": ["# BERT with two layers: 265 published kernels, 20 of ours", "| dropout | all | 0.1 |",
                         "| commit | all | 1234567 |", "| forward | 87 | 12 | 1 | 0.068 |",
                         "| total | 265 | 20 | 1 | 0.442 |"],
-    "recommenders": ["| DLRM | forward | 117 | 1 | 0 | 0.005 |", "| NCF | total | 194 | 3 | 1 | 0.320 |"],
     "gpt2_124m": ["| forward | products | 49 | 12 | 266.69 | 0.24 | 66671 | 120.0 |",
                   "| backward | bias gradients | 48 | 12 | 6.02 | 0.08 | 1505 | 42.0 |",
                   "| together | | | 51 | 1005.91 | 0.72 | | |"],
