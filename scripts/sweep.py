@@ -99,7 +99,7 @@ def is_higher_better(metric):
 
 
 def read_log(path, metric):
-    """Steps, seconds of training, and the last value of the metric: NaN if it was logged as null, null if there is none."""
+    """Steps, seconds of training, and the last value of the metric: NaN if it was null there, null if there is none."""
     last, steps, seconds = None, 0, {}
     try:
         with open(path, encoding="utf-8", errors="replace") as f:

@@ -49,14 +49,10 @@ why+=$(says whole/profile/profile.txt '^step +(8|9), the median of 8 to 9 by tim
 [ "$(head -n 1 whole/profile/profile.txt)" = "$PROGRAM $model -x 9 --profile 2 -o whole --overwrite 1" ] || why+='the command is another'
 verdict 'files and the printed report' "$why"
 
-for mode in forward backward; do
-    directions=forward named='forward$'
-    [ $mode = forward ] || directions='backward forward' named='forward and backward$'
-    run $small -x 9 --profile 2 --mode $mode -m 3 -o "mode_$mode"
-    why=$(ended_with 0)$(wrong "mode_$mode/profile" $directions)$(says "mode_$mode/profile/profile.txt" "^mode +$named")
-    ! find "mode_$mode" -name '*.safetensors' | grep -q . || why+='a checkpoint was written'
-    verdict "--mode $mode: neither an optimizer's rows nor a checkpoint" "$why"
-done
+run $small -x 9 --profile 2 --mode backward -m 3 -o mode
+why=$(ended_with 0)$(wrong mode/profile backward forward)$(says mode/profile/profile.txt '^mode +forward and backward$')
+! find mode -name '*.safetensors' | grep -q . || why+='a checkpoint was written'
+verdict "--mode backward: neither an optimizer's rows nor a checkpoint" "$why"
 run $small -x 3 --profile 1 --profile-warmup 1 -o ''
 why=$(ended_with 0)$(says "$work/stdout" '^By op$')
 ! grep -q 'whole profile' "$work/stdout" || why+='files are named'
@@ -74,12 +70,14 @@ why+=$(says "$work/stdout" "^stopped by signal 15 after step $last, saved\$")
 why+=$(says cut/profile/profile.txt "^step .* the median of 61 to $last by time, .* was stopped before the rest\$")
 verdict 'a signal between profiled steps: a profile of those' "$why"
 
-refused 'too few steps until --stop-after' 2 '--profile 2 needs 9 steps .*5 are left' $small -x 20 --stop-after 5 --profile 2 -o "$box/new"
-energy='-e L=2,C=16,NH=2,T=16 -b 2 -s 0 --profile-energy 1'
-refused '--profile-energy without --profile' 2 '--profile-energy 1: needs --profile' $energy -v 0 -x 8 -o "$box/new"
-refused '--profile-energy with steps after its own' 2 '10 steps, but 11 are left' $energy -v 0 -x 11 --profile 2 -o "$box/new"
-refused '--profile-energy with validations' 2 '--profile-energy 1 needs -v 0' $energy -v 5 -x 10 --profile 2 -o "$box/new"
-refused '--mode without --profile' 2 '--mode .*--profile' $small -x 8 --mode forward -o "$box/new"
+while IFS='|' read -r flags pattern; do
+    refused "$flags" 2 "$pattern" $small $flags -o "$box/new"
+done <<'END'
+-x 20 --stop-after 5 --profile 2|--profile 2 needs 9 steps .*5 are left
+-x 8 --profile-energy 1|--profile-energy 1: needs --profile
+-x 11 --profile 2 --profile-energy 1|10 steps, but 11 are left
+-x 8 --mode forward|--mode .*--profile
+END
 
 # ---------------------------------------------------------------------------------------------------------
 # Ranks

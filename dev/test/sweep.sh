@@ -9,7 +9,6 @@ python=${PYTHON:-python3} s=$work/sweep
 export OMP_NUM_THREADS=1
 TINY=("$PROGRAM" -e L=1,C=16,NH=2,T=16 -x 6 -v 6 -m 1 -s 0 -n 2)
 sweep() { timeout 300 "$python" "$root/scripts/sweep.py" "$@" >"$work/stdout" 2>"$work/stderr"; status=$?; }
-refusal() { grep -q "^error: .*$1" "$work/stderr" && [ $status = 2 ] || echo "status $status: $(tail -n 1 "$work/stderr")"; }
 grid() { sweep "$s" --jobs 2 --vary lr=1e-3,1e-2 --vary optimizer=adamw,muon "$@" -- "${TINY[@]}"; }
 
 # Killed with all its processes once a run is done; the same command finishes it.
@@ -27,13 +26,13 @@ verdict 'a grid, killed and started again' "$why"
 why=$(cmp "$work/alone/model.safetensors" "$s/lr=1e-2_optimizer=muon/model.safetensors" 2>&1)
 verdict 'a run is what the same flags alone give' "$why"
 grid --metric loss
-verdict 'another sweep in its directory' "$(refusal 'is of another sweep')"
+verdict 'another sweep in its directory' "$(ended_with_error 2 'is of another sweep')"
 
 # A directory that no sweep has made: nothing in it changes.
 mkdir -p "$box/s/lr=1e-3" && echo mine >"$box/s/lr=1e-3/output.txt"
 before=$(listing "$box/s/lr=1e-3")
 sweep "$box/s" --vary lr=1e-3 -- "${TINY[@]}"
-why=$(refusal 'lr=1e-3: was not made by a sweep')
+why=$(ended_with_error 2 'lr=1e-3: was not made by a sweep')
 [ "$before" = "$(listing "$box/s/lr=1e-3")" ] || why=${why:-'files were changed'}
 verdict "a directory that is not the sweep's" "$why"
 
@@ -43,7 +42,7 @@ endless=("$work/endless" --vary lr=1e-3 -- "$work/trainer" "${TINY[@]:1:2}" -x 1
 "$python" "$root/scripts/sweep.py" "${endless[@]}" >/dev/null 2>&1 &
 until grep -qs '"loss"' "$work/endless/lr=1e-3/log.jsonl"; do sleep 0.1; done
 sweep "${endless[@]}"
-verdict 'two sweeps in one directory' "$(refusal 'endless: another sweep is running there')"
+verdict 'two sweeps in one directory' "$(ended_with_error 2 'endless: another sweep is running there')"
 kill -KILL $! && wait $! 2>/dev/null
 for _ in $(seq 600); do kill -0 "$(cat "$work/pid")" 2>/dev/null || break; sleep 0.1; done
 kill -KILL "$(cat "$work/pid")" 2>/dev/null && why='it goes on' || why=

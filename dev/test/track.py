@@ -67,7 +67,7 @@ class Case:
             time.sleep(0.05)
 
     def why_not(self, done, last, more=0):
-        """Why not all finite numbers up to step `last` are there once, in one run, but for `more` that are there again."""
+        """Why not all finite numbers up to step `last` are there once, in one run; `more` may be there again."""
         found = collections.Counter((c["step"], *one) for c in self.calls("log") for one in c["numbers"].items())
         wanted = {(v["step"], k, x) for v in lines_of(1, last) for k, x in v.items() if k != "step" and x is not None}
         if done.stderr or set(found) != wanted:

@@ -1,8 +1,7 @@
 """What the stand-ins for trackers share: one line of JSON a call, in the file that TRACK_RECORD names.
 
-A line can be torn: a kill stops a write where a page of the file ends, and a reader can come between two pages. So a
-line begins with a newline, which ends a torn one before it, and readers leave out what is not whole: that call did not
-return to scripts/track.py.
+A kill can tear a line: so a line begins with a newline, which ends a torn one before it, and readers leave out what is
+not whole: that call did not return to scripts/track.py.
 """
 import json
 import os
