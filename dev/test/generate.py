@@ -58,12 +58,6 @@ for stdin in ("-", "@-"):
     equal(f"--prompt {stdin}", text(GREEDY + stdin, stdin=open("prompt")), wanted)
 os.mkfifo("pipe")
 process = start(GREEDY + "@pipe")
-with open("pipe", "w") as pipe:
-    for part in ("void ", "f("):
-        print(end=part, file=pipe, flush=True)
-        time.sleep(0.1)
-equal("a pipe, in two parts", process.communicate()[0][:-1], wanted)
-process = start(GREEDY + "@pipe")
 time.sleep(0.5)
 process.terminate()
 equal("SIGTERM while it waits for a pipe", process.wait(5), -15)
