@@ -118,8 +118,9 @@ def check_common(name, shown, sums, prefix, biases):
     shape, rows = (L + 1, len(page["predicted"]), page["top"]), np.arange(len(page["predicted"]))
     ids, p = (values(page[key], kind).reshape(shape)[L] for key, kind in (("lens_id", "<i4"), ("lens_p", "<f4")))
     best = np.argsort(-odds[rows], 1, "stable")[:, : page["top"]]
+    wanted = np.take_along_axis(odds[rows], best, 1)
     no_fault(f"{name}: guesses after the last layer", near("tokens", ids, best),
-             near("p", p, np.take_along_axis(odds[rows], best, 1), 1e-5))
+             near("p", p / wanted[:, :1], wanted / wanted[:, :1], 1e-5))
     y = np.array(page["targets"][: len(odds)])
     at, labels = np.flatnonzero(y >= 0), (y >= 0).sum()
     losses, gradient = np.zeros(len(odds)), np.where(y >= 0, odds.T, 0).T / labels

@@ -96,7 +96,7 @@ def classes(tasks):
     check(len(rows) == 150 and abs(sum(right) / 150 - accuracy) < 1e-5, f"{sum(right)} of {len(rows)} are right")
     both = labels + [row.split("\t")[1] for row in rows]
     own = sum(2 * sum(right[i] for i in range(150) if labels[i] == name) / both.count(name) for name in NAMES) / 3
-    check(abs(own - f1) < 1e-5, f"the mean of the classes' F1 is {own}, not {f1}")
+    check(abs(own - f1) < 1e-5, f"the mean of the classes' F1 is {own}, not {f1}")  # logged with six digits
     pattern = rf"val loss [0-9.]+ \| accuracy {accuracy}[.0-9]*, F1 {f1}[.0-9]* \(150 examples\)\n"
     check(re.fullmatch(pattern, said), said)
     # The first 3 micro-batches of 7.
