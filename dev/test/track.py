@@ -17,8 +17,8 @@ import time
 from verdicts import ROOT, equal, finish, holds, not_refused, verdict, write
 
 SCRIPT, TRACKERS = (os.path.join(ROOT, *path) for path in (("scripts", "track.py"), ("dev", "test", "trackers")))
-sys.path.append(TRACKERS)
-import record  # noqa: E402
+sys.path.insert(0, TRACKERS)
+import wandb  # noqa: E402
 
 SETTINGS = {"model": "d12", "lr": 0.001, "steps": 1000, "output": "out"}
 BATCH_NUMBERS = 200 * 4  # in a batch of lines, at most
@@ -59,7 +59,7 @@ class Case:
         return subprocess.CompletedProcess(process.args, process.returncode, out, error)
 
     def calls(self, name):
-        return record.calls(name, self.record)
+        return wandb.calls(name, self.record)
 
     def wait_for(self, count):
         deadline = time.monotonic() + 60
