@@ -34,10 +34,7 @@ def turns(*texts, system=None):
 
 
 def prepare(conversations, out, flags=f"--vocab {CORPUS} --tokens {T}"):
-    """Prepare a file of conversations, or of bytes."""
-    lines = conversations if isinstance(conversations, bytes) else "".join(
-        json.dumps({"messages": c}) + "\n" for c in conversations)
-    write(W + "/chat.jsonl", lines)
+    write(W + "/chat.jsonl", "".join(json.dumps({"messages": c}) + "\n" for c in conversations))
     flags = flags if "--val-fraction" in flags else flags + " --val-fraction 0"
     return script("dev/data/prepare_chat.py", "--local", W + "/chat.jsonl", "--out", f"{W}/{out}", *flags.split())
 
@@ -111,8 +108,6 @@ def check_refused():
     write(W + "/own/tokenizer_config.json", json.dumps({**config, "chat_template": "{{ messages }}"}))
     usual = f"--vocab {CORPUS} --tokens {T}"
     for wanted, chat, flags in [
-        ("line 1: is not JSON", b'{"messages": [', usual),
-        ("line 1: is not UTF-8", b'{"messages": "\xff"}', usual),
         ("line 2: 'messages' is not a list of messages", [[user, answer], []], usual),
         ("message 1 is of the role 'tool' at the beginning", [[{**user, "role": "tool"}]], usual),
         ("message 2: the answer is empty", [[user, {**answer, "content": " \n"}]], usual),

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""scripts/plot.py: what it reads of logs, and that pictures are written: `python3 dev/test/plot.py`."""
+"""scripts/plot.py: what it reads of logs, and what its pictures have: `python3 dev/test/plot.py`."""
 import importlib.util
 import json
 import os
 import sys
 import tempfile
 
-from verdicts import ROOT, equal, failure, finish, holds, not_refused, read, script, skip, verdict, write
+from verdicts import ROOT, equal, failure, finish, not_refused, read, script, skip, verdict, write
 
 work = tempfile.TemporaryDirectory()
 W = work.name
@@ -38,9 +38,8 @@ equal("a log that went back, torn, with null and NaN",
       repr((run.series("loss"), run.series("val_loss"), sorted(run.members))),
       repr((([1, 2, 3, 4, 5], [5.0, 5.0, 4.0, nan, nan]), ([], []),
             ["checkpoint_ms", "grad_norm", "loss", "lr", "mfu", "ms", "tok_s", "val_loss"])))
-for pattern, *words in [("holds no log.jsonl", W), ("holds no step yet", W + "/begun"),
-                        ("must end in .png, .svg", W + "/gpt2", "--output", "x.jpg")]:
-    verdict(pattern, not_refused(script("scripts/plot.py", *words), pattern))
+done = script("scripts/plot.py", W + "/begun")
+verdict("no step yet", not_refused(done, "begun/log.jsonl: holds no step yet"))
 if not importlib.util.find_spec("matplotlib"):
     skip("pictures", f"{sys.executable} has no matplotlib (pip install matplotlib)")
     finish()
@@ -51,7 +50,4 @@ titles = ["Training loss", "Validation loss", "HellaSwag accuracy", "LAMBADA per
           "Learning rate", "gpt2", "bert", "back", "step"]
 picture = read(W + "/all.svg") if done.returncode == 0 else ""
 verdict("panels and legend", ", ".join(title for title in titles if f"<!-- {title} -->" not in picture))
-done = script("scripts/plot.py", W + "/bert")
-is_drawn = "8 panels of 1 run\n" in done.stdout and read(W + "/bert/plot.png", "rb")[1:4] == b"PNG"
-holds("OUT/plot.png", is_drawn, done.stdout, done)
 finish()
