@@ -30,13 +30,13 @@ nan, sets = float("nan"), {"hellaswag_acc": 0.3, "hellaswag_acc_norm": 0.31, "la
 accuracy = {"val_mlm_loss": 3.0, "val_mlm_accuracy": 0.4, "val_nsp_loss": 0.5, "val_nsp_accuracy": 0.8, "val_f1": 0.7}
 log("gpt2", [*(step(s, 9.0 - s / 50) for s in range(1, 301)), {"step": 300, "val_loss": 3.0}, {"step": 300, **sets}])
 log("bert", [*(step(s, 3.6, mlm_loss=3.0, nsp_loss=0.6) for s in range(1, 11)), {"step": 10, **accuracy}])
-log("back", [*(step(s, 5.0) for s in range(1, 6)), {"step": 5, "val_loss": 5.0}, '{"step": 6, "lo', "[1]", step(3, 4.0),
-             step(4, None), step(5, nan), {"step": 2, "checkpoint_ms": 7, "new": "text", "odd": [1]}, '{"step": 6, "l'])
+log("back", [*(step(s, 5.0, val_loss=5.0) for s in range(1, 6)), '{"step": 6, "lo', "[1]", step(3, 4.0), step(4, None),
+             step(5, nan), {"step": 2, "checkpoint_ms": 7, "new": "text", "odd": [1]}, '{"step": 6, "l'])
 log("begun", [])
 run = plot.Run(W + "/back")
 equal("a log that went back, torn, with null and NaN",
       repr((run.series("loss"), run.series("val_loss"), sorted(run.members))),
-      repr((([1, 2, 3, 4, 5], [5.0, 5.0, 4.0, nan, nan]), ([], []),
+      repr((([1, 2, 3, 4, 5], [5.0, 5.0, 4.0, nan, nan]), ([1, 2], [5.0, 5.0]),
             ["checkpoint_ms", "grad_norm", "loss", "lr", "mfu", "ms", "tok_s", "val_loss"])))
 done = script("scripts/plot.py", W + "/begun")
 verdict("no step yet", not_refused(done, "begun/log.jsonl: holds no step yet"))
