@@ -3,9 +3,8 @@
 
     python3 scripts/profile_reference.py RUNS [--pages FOLDER] [--commit NAME]
 
-RUNS holds the outputs of the runs of scripts/profile_reference.sh: bert_two_layers, gpt2_124m, transformer_forward,
-transformer_backward, transformer_train, dlrm and ncf. A set-up without a run is skipped with a message. FOLDER defaults to dev/results. --commit is the version that the pages name if the profiles
-do not.
+RUNS holds the outputs of the runs of scripts/profile_reference.sh: bert_two_layers, gpt2_124m, dlrm and ncf. A set-up
+without a run is skipped with a message. FOLDER defaults to dev/results. --commit is the version that the pages name.
 """
 
 import collections
@@ -281,118 +280,6 @@ def gpt2_page(profiles, commit):
 
 
 # ---------------------------------------------------------------------------------------------------------
-# The "2.7B" transformer in three modes
-
-L, C, F, V, B, T = 32, 2560, 10240, 10000, 4, 512
-PASSES = 4  # of the published totals: three to warm up, and the measured one
-MODES = {"forward": "forward", "backward": "forward + backward", "train": "train"}
-KINDS = ("matrix products", "attention", "optimizer", "the rest", "together")
-
-
-def transformer_flops(mode, products):
-    """Of one step: 2 for each weight and token, with `products` matrices in an MLP, and attention without its mask;
-    three times that with a backward pass."""
-    forward = 2 * B * T * (L * (4 * C * C + products * C * F) + C * V) + 4 * B * T * T * C * L
-    return forward * (1 if mode == "forward" else 3)
-
-
-def transformer_parameters():
-    """Theirs: RMSNorm, no biases, no positions. Ours: layer norms and biases, and learned positions."""
-    return (L * (4 * C * C + 3 * C * F + 2 * C) + 2 * V * C + C,
-            L * (4 * C * C + 2 * C * F + F + 9 * C) + 2 * V * C + T * C + 2 * C)
-
-
-def our_kinds(rows):
-    kinds = collections.defaultdict(lambda: NOTHING)
-    for row in rows:
-        kind = ("optimizer" if row["direction"] == "optimizer" else "attention" if row["op"].startswith("attention")
-                else "matrix products" if row["op"].startswith("matmul") else "the rest")
-        kinds[kind] += cost_of([row])
-        kinds["together"] += cost_of([row])
-    return kinds
-
-
-class Transformer:
-    """The published figures."""
-
-    def __init__(self):
-        self.rows = {(row["mode"], row["table"], row["name"]): row for row in published("transformer_2_7b.csv")}
-
-    def step(self, mode):
-        """Milliseconds of the measured step, by the host's clock."""
-        return float(self.rows[mode, "range", "profiled_step"]["median_ms"])
-
-    def kinds(self, mode):
-        """GPU time of one pass."""
-        kinds = collections.defaultdict(lambda: NOTHING)
-        for (found, table, name), row in self.rows.items():
-            if (found, table) != (mode, "kernel"): continue
-            kind = ("matrix products" if re.search(r"gemm|cutlass", name) else "optimizer" if "multi_tensor" in name
-                    else "the rest")
-            cost = Cost(int(row["count"]), float(row["total_ms"])) / PASSES
-            kinds[kind] += cost
-            kinds["together"] += cost
-        return kinds
-
-
-def step_ms(profile):
-    """The time of a step without profiling, if it was measured."""
-    return profile.step["plain_ms"] if profile.step.get("plain_ms", 0) > 0 else profile.step["span_ms"]
-
-
-def put_transformer_steps(page, theirs, profiles):
-    page.heading("The step")
-    rows = []
-    for mode, profile in profiles.items():
-        before, now = theirs.step(mode), step_ms(profile)
-        work = [transformer_flops(mode, products) / 1e12 for products in (3, 2)]
-        rates = [1e3 * work[0] / before, 1e3 * work[1] / now]
-        rows.append([MODES[mode], number(before, 1), number(now, 1), f"{before / now:.1f}", number(work[0], 2),
-                     number(work[1], 2), number(rates[0], 1), number(rates[1], 1), f"{rates[1] / rates[0]:.1f}"])
-    page.table(["mode", "their ms>", "our ms>", "times>", "their TFLOP>", "ours>", "their TFLOP/s>", "ours>", "times>"],
-               rows)
-    page.paragraph(
-        "Their ms are the host's, of a step that waits for the GPU; ours are those of steps that are not profiled. "
-        "Work is counted alike for both: 2 flops for each weight in a product and token, attention without its mask, "
-        "and three times that with a backward pass. Ours is in bf16, theirs in fp32 without TF32.")
-
-
-def put_transformer_kinds(page, theirs, profiles):
-    page.heading("GPU time by kind")
-    rows = []
-    for mode, profile in profiles.items():
-        there, here = theirs.kinds(mode), our_kinds(profile.rows)
-        for kind in KINDS:
-            their, our = there.get(kind), here.get(kind)
-            if their or our:
-                rows.append([MODES[mode], kind, f"{their.launches:.0f}" if their else "", our.launches if our else "",
-                             number(their.ms, 1) if their else "", number(our.ms, 2) if our else ""])
-    page.table(["mode", "kind", "their launches>", "ours>", "their GPU ms>", "our GPU ms>"], rows)
-    page.paragraph(
-        "A pass of theirs is a quarter of what nsys added up over three warm-up passes and the measured one. Their "
-        "attention is two products and many elementwise kernels, which are in those rows.")
-
-
-def transformer_page(profiles, commit):
-    """`profiles` by mode."""
-    for profile in profiles.values(): check_setup(profile, L, C)
-    theirs, ours = (f"{n / 1e9:.2f} billion" for n in transformer_parameters())
-    page = Page()
-    page.heading("The \"2.7B\" transformer: three modes beside the published profile", 1)
-    page.paragraph(
-        "32 layers, 2560 wide, 32 heads, d_ff 10240, vocabulary 10,000, B=4 T=512: the largest size of Stanford "
-        f"CS336's assignment 2, published with an nsys profile (PyTorch, fp32, an A100 of 80 GB by its kernels; "
-        f"{ABOUT}). `scripts/profile_reference.sh` made this page.")
-    page.paragraph(
-        f"**It is not the same model.** Theirs has {theirs} parameters: its MLP is SwiGLU, with three matrices of 2560 "
-        f"x 10240. Ours has {ours}: GELU with two, biases, and learned positions. The rest agrees, an output layer of "
-        "its own included. So a step of ours is less work, and TFLOP/s are compared as well as times.")
-    put_run(page, {MODES[mode]: profile for mode, profile in profiles.items()}, commit)
-    for put in (put_transformer_steps, put_transformer_kinds): put(page, Transformer(), profiles)
-    return page
-
-
-# ---------------------------------------------------------------------------------------------------------
 # DLRM and NCF: kernels counted
 
 def recommenders_page(profiles, commit):
@@ -435,7 +322,6 @@ def recommenders_page(profiles, commit):
 PAGES = {
     "profile_bert_two_layers.md": (bert_page, {"bert_two_layers": "step"}),
     "profile_gpt2_124m.md": (gpt2_page, {"gpt2_124m": "step"}),
-    "profile_transformer_2_6b.md": (transformer_page, {f"transformer_{mode}": mode for mode in MODES}),
     "profile_recommenders.md": (recommenders_page, {"dlrm": "DLRM", "ncf": "NCF"}),
 }
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Run the set-ups of published profiles with our trainers on one GPU: build, run each with --profile, and write pages
 # that compare our profiles with the published ones (scripts/profile_reference.py): dev/results/profile_*.md. They are BERT
-# with two layers, GPT-2 124M, the "2.7B" transformer in three modes, DLRM and NCF (NeuMF) at their published sizes.
+# with two layers, GPT-2 124M, DLRM and NCF (NeuMF) at their published sizes.
 #
 #     bash scripts/profile_reference.sh [--out FOLDER] [--pages FOLDER]
 #
 #   --out      folder for the runs (default out/profile_reference): profile/ and log.jsonl of each are kept
 #   --pages    folder for the pages (default dev/results)
 #
-# Needs nvcc, a GPU of 80 GB and, for the transformer's last checkpoint, 40 GB of disk for a minute. PYTHON (default
-# python3), which must have numpy, writes BERT's sentences. GPU_CHECK_COMMIT names the sources if git cannot tell (default:
-# the first line of .commit). Exit status 0 only if every run succeeded and the pages were written.
+# Needs nvcc and a GPU of 80 GB. PYTHON (default python3), which must have numpy, writes BERT's sentences.
+# GPU_CHECK_COMMIT names the sources if git cannot tell (default: the first line of .commit). Exit status 0 only if every
+# run succeeded and the pages were written.
 set -u
 cd "$(dirname "$0")/.."
 out=out/profile_reference pages=dev/results
@@ -55,9 +55,6 @@ fi
 profile bert_two_layers ./train_bertcu -e L=2,C=1024,NH=16,T=512,V=30522 -b 4 -t 128 -i "$out/sentences.bin" \
     --optimizer lamb --dropout 0.1 --short-sequences 0 -s 0
 profile gpt2_124m ./train_gpt2cu -e d12 -b 64 -t 1024 -s 0
-for mode in forward backward train; do
-    profile transformer_$mode ./train_gpt2cu -e L=32,C=2560,NH=32,V=10000,T=512,tied=0 -b 4 -t 512 --mode $mode -s 0
-done
 profile dlrm build/bf16/train_dlrmcu -e published --tables 26 --rows 101250 --samples 4000000 --held-out 32768 \
     -b 32768 -l 0.1
 # Four ratings of each of MovieLens 20M's users, of any of its items.

@@ -34,7 +34,7 @@ import threading
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev"))
 from user_error import FAILED, Parser, UserError, lock, parse_json, read_json, run, write_atomically, writing  # noqa: E402
 
-RESULT = {"status", "metric", "last", "steps", "seconds"}  # keys of a run's result.json
+RESULT = {"status", "last", "steps", "seconds"}  # keys of a run's result.json
 DIVERGED = 3  # the trainer's exit status
 MARK = "# sweep.py: "  # begins the output of a run, and shows that the run's directory is a sweep's
 PR_SET_PDEATHSIG = 1
@@ -47,18 +47,12 @@ stopping = threading.Event()
 
 
 def read_variation(text):
-    name, equals, values = text.partition("=")
-    name = name.lstrip("-")
-    if not name or not equals or not values or "" in values.split(","):
+    """(name, values) of --vary."""
+    name, _, values = text.partition("=")
+    name, values = name.lstrip("-"), values.split(",")
+    if not name or "" in values:
         raise UserError(f"--vary {text}: is not NAME=VALUE,VALUE,...")
-    if len(set(values.split(","))) <= values.count(","):
-        raise UserError(f"--vary {text}: a value is there twice")
-    return name, values.split(",")
-
-
-def combinations(variations):
-    """The settings of each run: lists of (name, text)."""
-    return [list(zip([n for n, _ in variations], each)) for each in itertools.product(*[v for _, v in variations])]
+    return name, values
 
 
 def name_of(settings):
@@ -105,11 +99,8 @@ def is_higher_better(metric):
 
 
 def read_log(path, metric):
-    """Steps, seconds of training, and the last and best value of the metric.
-
-    The last is NaN if the trainer logged null, and null if there is none. The best is of finite values after step 0.
-    """
-    values, steps, seconds = [], 0, {}
+    """Steps, seconds of training, and the last value of the metric: NaN if it was null there, null if there is none."""
+    last, steps, seconds = None, 0, {}
     try:
         with open(path, encoding="utf-8", errors="replace") as f:
             for line in f:
@@ -123,17 +114,10 @@ def read_log(path, metric):
                     steps = entry["step"]
                     seconds[steps] = entry["ms"] / 1e3
                 if metric in entry and isinstance(entry[metric], (int, float, type(None))):
-                    values.append((entry.get("step", 1), math.nan if entry[metric] is None else entry[metric]))
+                    last = math.nan if entry[metric] is None else entry[metric]
     except OSError:
         pass
-    trained = [value for step, value in values if step > 0 and math.isfinite(value)]
-    return {
-        "metric": metric,
-        "last": values[-1][1] if values else None,
-        "best": (max if is_higher_better(metric) else min)(trained) if trained else None,
-        "steps": steps,
-        "seconds": round(sum(seconds.values()), 3),
-    }
+    return {"last": last, "steps": steps, "seconds": round(sum(seconds.values()), 3)}
 
 
 def end_with(parent):
@@ -175,31 +159,30 @@ def work(queue, mutex, place, options, on_end):
 # The results
 
 
-def number(value, digits=4):
-    return "" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+def shown(trial):
+    """The metric of a run that is done."""
+    if trial.result["status"] == DIVERGED:
+        return "diverged"
+    last = trial.result["last"]
+    return "is not in log.jsonl" if last is None else f"{last:.4f}" if isinstance(last, float) else str(last)
 
 
-def score(trial):
+def score(trial, metric):
     """For sorting: the best first, then what diverged, then what is not done."""
     r = trial.result
     if r is None:
         return (2, 0)
-    sign = -1 if is_higher_better(r["metric"]) else 1
     is_known = r["status"] == 0 and r["last"] is not None and math.isfinite(r["last"])
-    return (0, sign * r["last"]) if is_known else (1, 0)
+    return (0, -r["last"] if is_higher_better(metric) else r["last"]) if is_known else (1, 0)
 
 
 def write_table(path, trials, metric):
     names = [name for name, _ in trials[0].settings]
-    lines = ["| " + " | ".join(names + [metric, "best", "steps", "seconds"]) + " |", "|" + "---|" * (len(names) + 4)]
-    for trial in sorted(trials, key=score):
-        r = trial.result
-        if r is None:
-            rest = ["not done", "", "", ""]
-        else:
-            last = "diverged" if r["status"] == DIVERGED else number(r["last"])
-            rest = [last, number(r.get("best")), number(r["steps"]), number(r["seconds"], 1)]
-        lines.append("| " + " | ".join([value for _, value in trial.settings] + rest) + " |")
+    lines = ["| " + " | ".join(names + [metric, "steps", "seconds"]) + " |", "|" + "---|" * (len(names) + 3)]
+    for trial in sorted(trials, key=lambda trial: score(trial, metric)):
+        r, values = trial.result, [value for _, value in trial.settings]
+        rest = [shown(trial), str(r["steps"]), f"{r['seconds']:.1f}"] if r else ["not done", "", ""]
+        lines.append("| " + " | ".join(values + rest) + " |")
     write_atomically(path, "\n".join(lines) + "\n")
 
 
@@ -221,24 +204,15 @@ def places(options):
     return [{} if jobs == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}] * jobs
 
 
-def parse(arguments):
+def parse():
     parser = Parser(__doc__)
     parser.add_argument("out")
-    parser.add_argument("--vary", action="append", default=[])
+    parser.add_argument("--vary", action="append", required=True, type=read_variation)
     parser.add_argument("--gpus")
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--metric", default="val_loss")
-    if "--" not in arguments:
-        if {"-h", "--help"} & set(arguments):
-            parser.parse_args(arguments)
-        raise UserError("give the trainer and its flags after --")
-    at = arguments.index("--")
-    options = parser.parse_args(arguments[:at])
-    options.command = arguments[at + 1 :]
-    if not options.command:
-        raise UserError("give the trainer and its flags after --")
-    if not options.vary:
-        raise UserError("give at least one --vary NAME=VALUES")
+    parser.add_argument("command", nargs="+", help="the trainer and its flags, after --")
+    options = parser.parse_args()
     if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: must be at least 1")
     if not shutil.which(options.command[0]):
@@ -246,10 +220,10 @@ def parse(arguments):
     return options
 
 
-def claim(options, variations):
+def claim(options):
     """The directory belongs to one command, whose other options may change, and to one process at a time. Returns the lock."""
     path = os.path.join(options.out, "sweep.json")
-    mine = {"command": options.command, "vary": [list(each) for each in variations], "metric": options.metric}
+    mine = {"command": options.command, "vary": [list(each) for each in options.vary], "metric": options.metric}
     os.makedirs(options.out, exist_ok=True)
     f = lock(path, f"{options.out}: another sweep is running there; wait for it, or choose another directory")
     try:
@@ -267,16 +241,13 @@ def claim(options, variations):
 
 
 def main():
-    options = parse(sys.argv[1:])
-    variations = [read_variation(text) for text in options.vary]
-    names = [name for name, _ in variations]
-    if len(set(names)) < len(names):
-        raise UserError(f"--vary {names}: a name is there twice")
-    combined = combinations(variations)
+    options = parse()
+    names = [name for name, _ in options.vary]
+    combined = [list(zip(names, each)) for each in itertools.product(*[values for _, values in options.vary])]
     name, count = collections.Counter(map(name_of, combined)).most_common(1)[0]
     if count > 1:
-        raise UserError(f"{name}: would be the directory of several runs; name their files differently")
-    held = claim(options, variations)
+        raise UserError(f"{name}: would be the directory of several runs; give each value once, and files other names")
+    held = claim(options)
     trials = [Trial(options.out, settings) for settings in combined]
     queue, mutex = [t for t in trials if t.result is None], threading.Lock()
     for trial in queue:
@@ -287,15 +258,13 @@ def main():
             last = output.strip().splitlines()[-1:] or ["no output"]
             print(f"{trial.name}: status {status}: {last[0]}", flush=True)
         else:
-            r = trial.result
-            value = "diverged" if r["status"] == DIVERGED else number(r["last"])
-            value = value or "is not in log.jsonl"
-            print(f"{trial.name}: {options.metric} {value}, {r['steps']} steps, {r['seconds']:.1f} s", flush=True)
+            steps, seconds = trial.result["steps"], trial.result["seconds"]
+            print(f"{trial.name}: {options.metric} {shown(trial)}, {steps} steps, {seconds:.1f} s", flush=True)
         write_table(os.path.join(options.out, "table.md"), trials, options.metric)
 
     print(f"{len(trials)} runs, {len(trials) - len(queue)} of them done", flush=True)
-    for number_ in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number_, lambda *_: stopping.set())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
     where = places(options)
     with concurrent.futures.ThreadPoolExecutor(len(where)) as pool:
         workers = [pool.submit(work, queue, mutex, place, options, on_end) for place in where]

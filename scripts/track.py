@@ -10,12 +10,12 @@ tracker's own settings choose the destination (WANDB_MODE=offline, MLFLOW_TRACKI
 every number of log.jsonl at its step, and the files loss.svg, plot.png, sample.txt, profile/profile.txt and
 profile/profile.html when they change.
 
-OUT/track.json records the tracker's run and how much was sent, so the same command continues there. If a resumed
-training run has cut log.jsonl back, steps that were already sent are not sent again, and a note in the tracker's run
-says so. A new training run in OUT (--overwrite 1) begins a new run of the tracker. If this program is killed, nothing
-is lost, and at most the last batch of lines is sent twice. OUT/track.lock is locked meanwhile, so that two of these
-programs do not send the same. Of two equal values mlflow with a database keeps one; wandb keeps both.
+OUT/track.json records the tracker's run and the steps that were sent, so the same command continues there. Steps that
+were sent are not sent again, also where a resumed training run has cut log.jsonl back. A new training run in OUT
+(--overwrite 1) begins a new run of the tracker. If this program is killed, nothing is lost, and at most the last batch
+of lines is sent twice. OUT/track.lock is locked meanwhile, so that two of these programs do not send the same.
 """
+import itertools
 import json
 import os
 import re
@@ -50,14 +50,11 @@ class Wandb:
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")
 
-    def send(self, step, numbers, at):
+    def send(self, step, numbers):
         self.run.log({"step": step, **numbers})
 
     def flush(self):
         pass
-
-    def note(self, text):
-        self.run.notes = f"{self.run.notes or ''}{text}\n"
 
     def file(self, folder, name):
         self.run.save(os.path.join(folder, name), base_path=folder, policy="now")
@@ -70,30 +67,24 @@ class Mlflow:
     module = "mlflow"
 
     def __init__(self, library, project, name, run_id, settings):
-        self.library, self.client, self.waiting, self.notes = library, library.MlflowClient(), [], ""
+        self.library, self.client, self.waiting = library, library.MlflowClient(), []
         experiment = self.client.get_experiment_by_name(project)
         experiment = experiment.experiment_id if experiment else self.client.create_experiment(project)
         found = self.client.search_runs([experiment], filter_string=f"tags.track_id = '{run_id}'")
-        if found:
-            self.id, self.notes = found[0].info.run_id, found[0].data.tags.get("mlflow.note.content", "")
-        else:
-            self.id = self.client.create_run(experiment, tags={"track_id": run_id}, run_name=name).info.run_id
-        known = found[0].data.params if found else {}
+        the_run = found[0] if found else self.client.create_run(experiment, tags={"track_id": run_id}, run_name=name)
+        self.id, known = the_run.info.run_id, found[0].data.params if found else {}
         params = [library.entities.Param(k, str(v)[:500]) for k, v in settings.items() if k not in known]
         for i in range(0, len(params), 100):  # the most that one call takes
             self.client.log_batch(self.id, params=params[i : i + 100])
 
-    def send(self, step, numbers, at):
-        self.waiting += [self.library.entities.Metric(k, v, int(at * 1000), step) for k, v in numbers.items()]
+    def send(self, step, numbers):
+        now = int(1000 * time.time())
+        self.waiting += [self.library.entities.Metric(k, v, now, step) for k, v in numbers.items()]
 
     def flush(self):
         for i in range(0, len(self.waiting), 1000):
             self.client.log_batch(self.id, metrics=self.waiting[i : i + 1000])
         self.waiting = []
-
-    def note(self, text):
-        self.notes += f"{text}\n"
-        self.client.set_tag(self.id, "mlflow.note.content", self.notes)
 
     def file(self, folder, name):
         self.client.log_artifact(self.id, os.path.join(folder, name), os.path.dirname(name) or None)
@@ -137,15 +128,14 @@ def find_tracker(name):
 # The log, and how much of it was sent
 
 
-FORM = {"tracker": str, "project": str, "id": str, "settings": int, "first": (int, type(None)),
-        "position": int, "line": int, "step": int, "kinds": dict, "batch": (list, type(None)), "files": dict}
+FORM = {"tracker": str, "project": str, "id": str, "settings": int, "first": (int, type(None)), "sent": dict,
+        "files": dict}
 
 
 class State:
-    """OUT/track.json. `position`: bytes of log.jsonl that were sent, the last of which are `line` (a checksum); `step`: the
-    last step that was sent; `kinds`: the same of each kind of line, by its first member (a checkpoint's line comes after
-    those of later steps); `batch`: [end, time] of a batch that may or may not have arrived; `settings` and `first`:
-    checksums of the log's first two lines, which only a new training changes."""
+    """OUT/track.json. `sent`: the last step of each kind of line that was sent, by its first member (a checkpoint's
+    line comes after those of later steps); `files`: checksums; `settings` and `first`: checksums of the log's first two
+    lines, which only a new training changes."""
 
     def __init__(self, folder):
         self.path = os.path.join(folder, "track.json")
@@ -155,14 +145,14 @@ class State:
         self.values = read_json(self.path)
         for key, kind in FORM.items():
             if not isinstance(self.values, dict) or not isinstance(self.values.get(key, FORM), kind):
-                raise UserError(f"{self.path}: is damaged: {key} is missing; without the file a new run of the tracker begins")
+                raise UserError(f"{self.path}: is damaged: no {key}; without the file a new run of the tracker begins")
         if self.values["tracker"] not in TRACKERS:
             raise UserError(f"{self.path}: is damaged: {self.values['tracker']!r} is none of {', '.join(TRACKERS)}")
 
     def begin(self, tracker, project, log):
         settings, first = log.checksums()
         self.values = {"tracker": tracker, "project": project, "id": secrets.token_hex(4), "settings": settings,
-                       "first": first, "position": 0, "line": 0, "step": -1, "kinds": {}, "batch": None, "files": {}}
+                       "first": first, "sent": {}, "files": {}}
         self.save()
 
     def is_of(self, log):
@@ -186,52 +176,42 @@ def parse_line(line):
 
 class Log:
     def __init__(self, folder):
-        self.path = os.path.join(folder, "log.jsonl")
+        self.path, self.position, self.last = os.path.join(folder, "log.jsonl"), 0, b""
 
-    def read(self, position, most):
-        """[(line, where it ends)] of whole lines from `position` on."""
-        lines = []
+    def begin(self):
+        """The first two lines, if they are there."""
         try:
             with open(self.path, "rb") as f:
-                f.seek(position)
-                while len(lines) < most:
-                    line = f.readline()
-                    if not line.endswith(b"\n"):
-                        break
-                    position += len(line)
-                    lines.append((line, position))
+                return [line for line in (f.readline(), f.readline()) if line.endswith(b"\n")]
         except OSError as e:
             raise UserError(f"{self.path}: cannot be read: {e.strerror}")
-        return lines
 
     def settings(self):
-        first = self.read(0, 1)
-        value = parse_line(first[0][0]) if first else None
+        value = next(map(parse_line, self.begin()), None)
         if value is None or "step" in value:
             raise UserError(f"{self.path}: does not begin with a run's settings")
         return value
 
     def checksums(self):
         """Of the first two lines; None for one that is not there yet."""
-        found = [zlib.crc32(line) for line, _ in self.read(0, 2)]
-        return (found + [None, None])[:2]
+        return [*map(zlib.crc32, self.begin()), None, None][:2]
 
-    def has_line(self, end, checksum):
-        """Whether the line that ends there is still the one with this checksum."""
-        if end == 0:
-            return True
+    def next_lines(self):
+        """A batch of whole lines; the log from its beginning where the last one is there no more, as after a resume."""
         with open(self.path, "rb") as f:
-            begin = max(0, end - (1 << 20))
-            f.seek(begin)
-            data = f.read(end - begin)
-        return len(data) == end - begin and data.endswith(b"\n") and zlib.crc32(data[:-1].rpartition(b"\n")[2]) == checksum
+            f.seek(self.position - len(self.last))
+            if f.read(len(self.last)) != self.last:
+                self.position, self.last = f.seek(0), b""
+            lines = [line for line in itertools.islice(f, BATCH_LINES) if line.endswith(b"\n")]
+        self.position += sum(map(len, lines))
+        self.last = (lines or [self.last])[-1]
+        return lines
 
 
 def numbers_of(value):
-    """(step, what to send, first member after it), or None where the line has no step."""
+    """(step, what to send, first member after it) of a line; step -1 where it has none."""
     step = value.get("step")
-    if not isinstance(step, int) or isinstance(step, bool):
-        return None
+    step = step if isinstance(step, int) and not isinstance(step, bool) else -1
     members = [(k, v) for k, v in value.items() if k != "step"]
     numbers = {k: float(v) for k, v in members if isinstance(v, (int, float))}  # null: not finite
     return step, numbers, members[0][0] if members else ""
@@ -252,33 +232,18 @@ class Sender:
             raise NewTraining
         if values["first"] is None:
             self.state.save(first=self.log.checksums()[1])
-        if not self.log.has_line(values["position"], values["line"]):
-            self.tracker.note(f"log.jsonl was cut back by a resumed run; steps up to {values['step']} are not sent again")
-            self.state.save(position=0, line=0, batch=None)
-        while True:
-            end, at = values["batch"] or (None, time.time())
-            lines = self.log.read(values["position"], BATCH_LINES)
-            if end is not None:  # the same batch as before the kill, with the same times
-                lines = [line for line in lines if line[1] <= end]
-            if not lines:
-                if values["batch"] is None:
-                    return count
-                self.state.save(batch=None)
-                continue
-            self.state.save(batch=[lines[-1][1], at])
-            step, kinds = values["step"], dict(values["kinds"])
-            for line, _ in lines:
-                value = parse_line(line)
-                found = numbers_of(value) if value else None
-                if not found or found[0] <= kinds.get(found[2], -1):
-                    continue
-                kinds[found[2]] = found[0]
-                step = max(step, found[0])
-                self.tracker.send(found[0], found[1], at)
-                count += 1
-            self.tracker.flush()
-            last = zlib.crc32(lines[-1][0][:-1])
-            self.state.save(position=lines[-1][1], line=last, step=step, kinds=kinds, batch=None)
+        while lines := self.log.next_lines():
+            sent = dict(values["sent"])
+            for value in filter(None, map(parse_line, lines)):
+                step, numbers, kind = numbers_of(value)
+                if step > sent.get(kind, -1):
+                    sent[kind] = step
+                    self.tracker.send(step, numbers)
+                    count += 1
+            if sent != values["sent"]:
+                self.tracker.flush()
+                self.state.save(sent=sent)
+        return count
 
     def send_files(self):
         sent = dict(self.state.values["files"])
@@ -333,7 +298,8 @@ def track(options):
         break
     tracker.close()
     held.close()
-    print(f"{options.out}: {count} lines sent to {kind.module}, run {state.values['id']}, up to step {state.values['step']}")
+    step = max(state.values["sent"].values(), default=0)
+    print(f"{options.out}: {count} lines sent to {kind.module}, run {state.values['id']}, up to step {step}")
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -101,7 +101,6 @@ figures() { # FLAG...: the two lines are those of the first evaluation
     [ "$(wc -l <"$work/now")" -eq 2 ] || why+='not a line a set'
     verdict "--evaluate 1 --choices $*" "$why"
 }
-# On ranks: dev/test/exam.sh.
 for flags in '-b 4' '-b 1' '-b 64 --threads 2'; do figures $flags; done
 if "$python" -c 'import transformers, torch' 2>/dev/null; then
     compared() { # NAME SET T FILE

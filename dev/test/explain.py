@@ -8,73 +8,64 @@ and the trainer's own validation loss.
 """
 import base64
 import json
-import math
 import os
 import re
-import struct
 import sys
 import tempfile
 
+import numpy as np
 from edit import load
-from runs import numbers as floats
 from runs import put_shard
-from verdicts import equal, failure, finish, not_refused, read, verdict, write
-from verdicts import run as run_program
+from verdicts import equal, failure, finish, holds, not_refused, read, run, verdict, write
 
 GPT2, BERT = map(os.path.abspath, sys.argv[1:3])
-USES = "--explain", "--explain-tensors", "--explain-next", "--evaluate"
-L = 2
+L, WORDS, MASKED = 2, "Anna takes the ball.", "Anna takes the [MASK=ball]."
 work = tempfile.TemporaryDirectory()
 W = work.name
+MODELS = {GPT2: W + "/gpt2_model", BERT: W + "/bert_model"}
 
 
-def run(program, *flags):
-    """A trainer's run; with flags that use a model, one of the program beside it that has them."""
-    if any(flag in flags for flag in USES):
-        program = os.path.join(os.path.dirname(program), os.path.basename(program).replace("train_", "use_"))
-    return run_program(program, *flags, limit=120)
+def use(program, *flags):
+    return run(program.replace("train_", "use_"), *flags, limit=120)
 
 
-def numbers(text, kind):
-    raw = base64.b64decode(text)
-    return struct.unpack(f"<{len(raw) // struct.calcsize(kind)}{kind}", raw)
+def values(text, kind):
+    return np.frombuffer(base64.b64decode(text), kind)
 
 
-def row(tensor, i):
-    shape, values = tensor
-    return values[i * shape[-1] : (i + 1) * shape[-1]]
+def tensors_of(path):
+    found = load(path) if os.path.exists(path) else {}
+    return {k: np.frombuffer(raw, "<f4").reshape(shape).astype(float) for k, (_, shape, raw) in found.items()}
 
 
-def difference(ours, theirs, tolerance=1e-6):
-    """Why two lists of numbers differ."""
-    if len(ours) != len(theirs):
-        return f"{len(ours)} numbers, not {len(theirs)}"
-    scale = max(map(abs, theirs), default=1) or 1
-    worst = max((abs(a - b) for a, b in zip(ours, theirs)), default=0)
-    return "" if worst <= tolerance * scale else f"differs by {worst:.3g} of {scale:.3g}"
+def near(what, ours, theirs, tolerance=1e-6):
+    """[why two arrays of numbers differ], or nothing."""
+    ours, theirs = np.asarray(ours, float), np.asarray(theirs, float)
+    is_near = ours.shape == theirs.shape and np.abs(ours - theirs).max() <= tolerance * (np.abs(theirs).max() or 1)
+    return [] if is_near else [f"{what}: {ours.ravel()[:5]}, not {theirs.ravel()[:5]}"]
 
 
-def norm(values):
-    return math.sqrt(math.fsum(x * x for x in values))
+def no_fault(name, *faults):
+    verdict(name, "; ".join(sum(faults, [])))
 
 
 class Page:
-    """What a run of --explain has written: its page, the data in it, and the tensors by name as (shape, values)."""
+    """What a run of --explain has written: its page, the data in it, and the tensors by name."""
 
-    def __init__(self, program, *flags, out="page", tensors=True):
-        done = run(program, "-o", f"{W}/{out}", *(["--explain-tensors", "1"] if tensors else []), *flags)
-        self.why, self.folder = failure(done), f"{W}/{out}/explain"
-        if self.why:
-            return
+    def __init__(self, program, *flags, out="page", model=None):
+        done = use(program, "-o", f"{W}/{out}", *(model or ["-e", MODELS[program]]), "--explain-tensors", "1", *flags)
+        verdict(f"{os.path.basename(program)} {flags} runs", failure(done))
+        self.folder = f"{W}/{out}/explain"
         self.text = read(self.folder + "/explain.html")
-        data = re.search(r'<script id="data" type="application/json">(.*?)</script>', self.text, re.S)[1]
-        self.data = json.loads(data)
-        self.tensors, self.gradients = (self.load(name) for name in ("activations", "gradients"))
+        self.json = re.search(r'<script id="data" type="application/json">(.*?)</script>', self.text, re.S)[1]
+        self.data = json.loads(self.json)
+        self.tensors = tensors_of(self.folder + "/activations.safetensors")
+        self.gradients = tensors_of(self.folder + "/gradients.safetensors")
 
-    def load(self, name):
-        path = f"{self.folder}/{name}.safetensors"
-        found = load(path) if os.path.exists(path) else {}
-        return {k: (tensor[1], floats(tensor)) for k, tensor in found.items()}
+    def is_like(self, other):
+        """Whether another run has left the same tensors."""
+        a, b = {**self.tensors, **self.gradients}, {**other.tensors, **other.gradients}
+        return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
 
     def names(self):
         return sorted(os.listdir(self.folder))
@@ -84,234 +75,158 @@ class Page:
 # The page
 
 
-def map_fault(t, tensor):
-    """Why a heat map does not show its tensor: of each cell the element of the largest absolute value, the first of
-    equal ones."""
-    (shape, values), high, wide = tensor, t["high"], t["wide"]
-    rows, columns = -(-t["rows"] // high), -(-t["columns"] // wide)
-    if rows > 1024 or columns > 128 or (t["columns"] > 1 and rows > 128):
-        return f"{rows} x {columns} cells are too many"
-    width, wanted = shape[1] if len(shape) == 2 else 1, []
-    for r in range(0, shape[0], high):
-        for c in range(0, width, wide):
-            inside = [values[i * width + k] for i in range(r, min(r + high, shape[0]))
-                      for k in range(c, min(c + wide, width))]
-            wanted.append(max(inside, key=abs))
-    if list(numbers(t["values"], "f")) != wanted:
-        return "other cells"
-    return difference([t["norm"], t["min"], t["max"]], [norm(values), min(values), max(values)])
+def map_faults(t, tensor):
+    """A cell of a heat map shows the element of the largest absolute value, the first of equal ones."""
+    x, high, wide = tensor.reshape(len(tensor), -1), t["high"], t["wide"]
+    blocks = [x[r : r + high, c : c + wide].ravel() for r in range(0, len(x), high) for c in range(0, x.shape[1], wide)]
+    is_small = len(blocks) <= (1024 if x.shape[1] == 1 else 128 * 128)
+    return ([] if is_small else [f"{t['name']}: {len(blocks)} cells"]) + near(
+        t["name"], values(t["values"], "<f4"), [b[np.abs(b).argmax()] for b in blocks], 0) + near(
+        t["name"], [t["norm"], t["min"], t["max"]], [np.linalg.norm(x), x.min(), x.max()])
 
 
-def attention_fault(page, tensors):
-    """Why the 8-bit maps do not show the probabilities, or why these are none."""
-    T = page["T"]
+def attention_faults(page, tensors):
+    """The 8-bit maps show the probabilities, which add up to 1; a causal token attends to no later one."""
+    faults = []
     for l, layer in enumerate(page["attention"]["layers"]):
-        p, shown = tensors[f"h.{l}.att_probs"][1], base64.b64decode(layer)
-        for at in range(0, len(p), T):
-            weights = p[at : at + T]
-            if abs(math.fsum(weights) - 1) > 1e-5:
-                return f"layer {l}: the probabilities add up to {math.fsum(weights)}"
-            if page["causal"] and any(weights[at // T % T + 1 :]):
-                return f"layer {l}: a token attends to a later one"
-        if len(shown) != len(p) or max(abs(b - 255 * math.sqrt(x)) for b, x in zip(shown, p)) > 0.51:
-            return f"layer {l}: other bytes"
-    return ""
+        p = tensors[f"h.{l}.att_probs"].reshape(-1, page["T"], page["T"])
+        faults += near("sums", p.sum(2), np.ones(p.shape[:2]), 1e-5)
+        faults += ["a later token"] * bool(page["causal"] and np.triu(p, 1).any())
+        faults += near("bytes", values(layer, "u1"), 255 * np.sqrt(p.ravel()), 0.51 / 255 / np.sqrt(p.max()))
+    return faults
 
 
-def lens_fault(page, tensors):
-    """The guesses after the last layer are those of the logits."""
-    n, top = len(page["predicted"]), page["top"]
-    ids, p = numbers(page["lens_id"], "i"), numbers(page["lens_p"], "f")
-    if page["lens_layers"] != L + 1 or len(ids) != (L + 1) * n * top:
-        return f"{len(ids)} guesses of {page['lens_layers']} layers"
-    for i in range(n):
-        guesses = slice((L * n + i) * top, (L * n + i + 1) * top)
-        odds = [math.exp(x) for x in row(tensors["logits"], i)]
-        best = sorted(range(len(odds)), key=lambda v: -odds[v])[:top]
-        why = difference(p[guesses], [odds[v] / math.fsum(odds) for v in best], 1e-5)
-        if why or list(ids[guesses]) != best:
-            return f"row {i}: {why or 'other tokens'}"
-    return ""
-
-
-def ops_fault(page, tensors):
-    listed = [t["name"] for t in page["tensors"]]
-    written = [listed[i] for op in page["ops"] for i in op["tensors"]]
-    if sorted(written) != sorted(listed) or sorted(listed) != sorted(tensors):
-        return f"tensors without an op or twice: {sorted(set(listed) ^ set(written))}"
-    return next((f"{op['op']} has no formula" for op in page["ops"] if not op.get("formula")), "")
-
-
-def check_common(name, shown):
+def check_common(name, shown, sums, prefix, biases):
+    """Some tensors of a layer are the `sums` of two others, and the gradients of `biases` those of tensors, summed."""
     text, page, tensors = shown.text, shown.data, shown.tensors
     links = re.findall(r"(?:src|href)=\"(?!#|data:)[^\"]*\"", text)
-    is_whole = not links and text.rstrip().endswith("</html>") and len(text) < 20e6
-    verdict(f"{name}: one file, without links", "" if is_whole else f"links {links}")
-    verdict(f"{name}: every op is described, every tensor is of one op", ops_fault(page, tensors))
-    bad = [(t["name"], map_fault(t, tensors[t["name"]])) for t in page["tensors"] if t["ndim"] < 3]
-    verdict(f"{name}: heat maps", "; ".join(f"{n}: {why}" for n, why in bad if why))
-    verdict(f"{name}: attention maps", attention_fault(page, tensors))
-    verdict(f"{name}: guesses after the last layer", lens_fault(page, tensors))
-    names = [r["name"] for r in page["residual"]]
-    norms = [x for r in page["residual"] for x in numbers(r["norms"], "f")]
-    wanted = [norm(row(tensors[n], t)) for n in names for t in range(page["T"])]
-    why = difference(norms, wanted) if len(names) == 2 * L + 1 else f"{names}"
-    verdict(f"{name}: norms of the residual stream", why)
-    # The losses and grad.logits from the logits.
-    losses, gradient, targets = [], [], page["targets"][: tensors["logits"][0][0]]
-    labels = sum(y >= 0 for y in targets)
-    for i, y in enumerate(targets):
-        odds = [math.exp(x) for x in row(tensors["logits"], i)]
-        total = math.fsum(odds)
-        losses.append(-math.log(odds[y] / total) if y >= 0 else 0)
-        gradient += [(x / total - (v == y)) / labels if y >= 0 else 0 for v, x in enumerate(odds)]
-    verdict(f"{name}: losses of the tokens", difference(tensors["losses"][1], losses, 1e-5))
-    verdict(f"{name}: the loss is their mean", difference([page["loss"]], [math.fsum(losses) / labels]))
-    verdict(f"{name}: gradient of the logits", difference(tensors["grad.logits"][1], gradient, 1e-5))
+    is_file = not links and text.rstrip().endswith("</html>") and len(text) < 20e6
+    holds(f"{name}: one file, without links", is_file, links)
+    listed = [t["name"] for t in page["tensors"]]
+    of_ops = [listed[i] for op in page["ops"] for i in op["tensors"]]
+    is_whole = sorted(of_ops) == sorted(listed) == sorted(tensors) and all(op.get("formula") for op in page["ops"])
+    holds(f"{name}: every op is described, every tensor is of one op", is_whole, {*listed} ^ {*of_ops})
+    no_fault(f"{name}: heat maps", *(map_faults(t, tensors[t["name"]]) for t in page["tensors"] if t["ndim"] < 3))
+    no_fault(f"{name}: attention maps", attention_faults(page, tensors))
+    of_rows = {r["name"]: values(r["norms"], "<f4") for r in page["residual"]}
+    equal(f"{name}: layers of the residual stream", len(of_rows), 2 * L + 1)
+    no_fault("... and their norms", *(near(n, of_rows[n], np.linalg.norm(tensors[n], axis=1)) for n in of_rows))
 
-
-def check_sums(name, shown, sums, prefix, biases):
-    """Of each layer: a tensor is the sum of two others; a bias' gradient is that of a tensor, summed over tokens."""
-    value = lambda part: shown.tensors[part][1]
+    # Guesses after the last layer, losses and grad.logits from the logits.
+    odds = np.exp(tensors["logits"])
+    odds /= odds.sum(1, keepdims=True)
+    shape, rows = (L + 1, len(page["predicted"]), page["top"]), np.arange(len(page["predicted"]))
+    ids, p = (values(page[key], kind).reshape(shape)[L] for key, kind in (("lens_id", "<i4"), ("lens_p", "<f4")))
+    best = np.argsort(-odds[rows], 1, "stable")[:, : page["top"]]
+    wanted = np.take_along_axis(odds[rows], best, 1)
+    no_fault(f"{name}: guesses after the last layer", near("tokens", ids, best),
+             near("p", p / wanted[:, :1], wanted / wanted[:, :1], 1e-5))
+    y = np.array(page["targets"][: len(odds)])
+    at, labels = np.flatnonzero(y >= 0), (y >= 0).sum()
+    losses, gradient = np.zeros(len(odds)), np.where(y >= 0, odds.T, 0).T / labels
+    losses[at] = -np.log(odds[at, y[at]])
+    gradient[at, y[at]] -= 1 / labels
+    no_fault(f"{name}: losses and gradient of the logits", near("losses", tensors["losses"], losses, 1e-5),
+             near("mean", page["loss"], losses.sum() / labels),
+             near("gradient", tensors["grad.logits"], gradient, 1e-5))
     for l in range(L):
-        why = [difference(value(total), [a + b for a, b in zip(value(x), value(y))]) for total, x, y in sums(l)]
-        verdict(f"{name}: layer {l}, sums", "; ".join(filter(None, why)))
+        faults = [near(total, tensors[total], tensors[a] + tensors[b]) for total, a, b in sums(l)]
         for bias, part in biases:
-            (_, columns), values = shown.tensors[f"grad.h.{l}.{part}"]
-            wanted = [math.fsum(values[c::columns]) for c in range(columns)]
             key = f"{prefix}{l}.{bias}.bias"
-            verdict(f"{name}: gradient of {key}", difference(shown.gradients[key][1], wanted, 1e-5))
+            faults.append(near(key, shown.gradients[key], tensors[f"grad.h.{l}.{part}"].sum(0), 1e-5))
+        no_fault(f"{name}: layer {l}, sums and gradients of biases", *faults)
 
 
 # ---------------------------------------------------------------------------------------------------------
 # Models
 
 
-def check_gpt2(model):
-    name, words = "a language model", "Anna takes the ball."
-    explain = lambda *flags, **more: Page(GPT2, "-e", model, "--explain", *flags, **more)
-    shown = explain(words, out="gpt2")
-    verdict(f"{name}: runs", shown.why)
+def check_gpt2():
+    name, shown = "a language model", Page(GPT2, "--explain", WORDS, out="gpt2")
     page, tensors, gradients = shown.data, shown.tensors, shown.gradients
-    check_common(name, shown)
+    check_common(name, shown, lambda l: [(f"h.{l}.mid", f"h.{l - 1}.out" if l else "embedded", f"h.{l}.attproj"),
+                                         (f"h.{l}.out", f"h.{l}.mid", f"h.{l}.fcproj")], "transformer.h.",
+                 [("mlp.c_proj", "out"), ("mlp.c_fc", "fc_pre"), ("attn.c_proj", "mid"), ("attn.c_attn", "qkv")])
     text_of = lambda data: "".join(data["vocabulary"][str(t)] for t in data["tokens"])
-    equal(f"{name}: tokens", text_of(page), words)
-    check_sums(name, shown, lambda l: [(f"h.{l}.mid", f"h.{l - 1}.out" if l else "embedded", f"h.{l}.attproj"),
-                                       (f"h.{l}.out", f"h.{l}.mid", f"h.{l}.fcproj")], "transformer.h.",
-               [("mlp.c_proj", "out"), ("mlp.c_fc", "fc_pre"), ("attn.c_proj", "mid"), ("attn.c_attn", "qkv")])
-    wanted = tensors["grad.embedded"][1]
-    verdict(f"{name}: gradient of wpe", difference(gradients["transformer.wpe.weight"][1][: len(wanted)], wanted, 1e-5))
-    norms = [[p["grad_norm"], norm(gradients[p["name"]][1])] for p in page["parameters"]]
-    verdict(f"{name}: norms of parameter gradients", difference(*zip(*norms)))
+    equal(f"{name}: tokens", text_of(page), WORDS)
+    wanted, of_wpe = tensors["grad.embedded"], gradients["transformer.wpe.weight"]
+    norms = [(p["grad_norm"], np.linalg.norm(gradients[p["name"]])) for p in page["parameters"]]
+    no_fault(f"{name}: gradients of parameters", near("wpe", of_wpe[: len(wanted)], wanted, 1e-5),
+             near("norms", *zip(*norms)))
     # The trainer's own loss of the same tokens.
     put_shard(W + "/shard.bin", page["tokens"])
-    files = ("-i", W + "/shard.bin", "-j", W + "/shard.bin")
-    done = run(GPT2, "-e", model, "--evaluate", "1", *files, "-b", "1", "-t", page["T"] - 1)
-    own = re.search("val loss ([0-9.]+)", done.stdout)
-    why = difference([page["loss"]], [float(own[1])], 1e-4) if own else done.stderr
-    verdict(f"{name}: the loss is that of --evaluate 1", why)
+    flags = f"-e {MODELS[GPT2]} --evaluate 1 -i {W}/shard.bin -j {W}/shard.bin -b 1 -t {page['T'] - 1}"
+    own = re.search("val loss ([0-9.]+)", use(GPT2, *flags.split()).stdout) or [0, "nan"]
+    no_fault(f"{name}: the loss is that of --evaluate 1", near("", page["loss"], float(own[1]), 1e-4))
 
     markup = "a</script><!--b"
-    other = explain(markup, out="markup")
-    data = other.text.split('type="application/json">')[1].split("</script>")[0]
-    verdict("a text does not end the page's script", "" if text_of(other.data) == markup and "<" not in data else data)
-    # A loss scale, here 65536, divides out exactly. A text in a file is the same text.
-    write(W + "/words", words)
-    for flags in ((words, "--loss-scale", "65536"), (f"@{W}/words",)):
-        other = explain(*flags, out="again")
-        is_same = (other.data, other.tensors, other.gradients) == (page, tensors, gradients)
-        verdict(f"--explain {' '.join(flags)}: the same page and files", other.why or ("" if is_same else "others"))
+    other = Page(GPT2, "--explain", markup)
+    holds("a text does not end the page's script", text_of(other.data) == markup and "<" not in other.json, other.json)
+    write(W + "/words", WORDS)
+    other = Page(GPT2, "--explain", f"@{W}/words")
+    holds("--explain @FILE: the same page and files", other.data == page and other.is_like(shown))
     # One token has no next one: no backward pass, the page says why, and files of an earlier text do not stay.
-    one = explain("A", out="gpt2")
-    is_right = "no next one" in one.data.get("why_no_loss", "") and "loss" not in one.data
-    is_right = is_right and not any(t.startswith("grad.") for t in one.tensors)
-    is_right = is_right and one.names() == ["activations.safetensors", "explain.html"]
-    verdict("one token", "" if is_right else f"{one.names()}")
-    equal("--explain-tensors 0: the page alone", explain("A", out="gpt2", tensors=False).names(), ["explain.html"])
+    one = Page(GPT2, "--explain", "A", out="gpt2")
+    is_right = "no next one" in one.data.get("why_no_loss", "") and not any(t.startswith("grad.") for t in one.tensors)
+    holds("one token", is_right and one.names() == ["activations.safetensors", "explain.html"], one.names())
 
 
-def check_resumed():
-    """-y 1 restores the settings of the run in -o, of which the batch and fp8 must not reach --explain."""
-    for program, words in ((GPT2, "Anna takes the ball."), (BERT, "Anna takes the [MASK=ball].")):
-        out = f"resumed_{os.path.basename(program)}"
-        run(program, *"-e L=2,C=16,NH=2,T=32 -b 3 -x 2 -v 0 -s 0 -n 0 --fp8 1 -o".split(), f"{W}/{out}")
-        own = Page(program, "-y", "1", "--explain", words, out=out)
-        other = Page(program, "-e", f"{W}/{out}", "--explain", words, out=out + "_other")
-        is_same = not own.why and (own.tensors, own.gradients) == (other.tensors, other.gradients)
-        verdict(f"-y 1 of {out}: the same tensors as with -e", own.why or ("" if is_same else "others"))
-
-
-def check_bert(model):
-    name = "a masked language model"
-    explain = lambda *flags, **more: Page(BERT, "-e", model, "--explain", *flags, **more)
+def check_bert():
     pair = ["Anna takes the [MASK=ball]. Who has the [MASK]?", "--explain-second", "Anna has [MASK=the] ball."]
-    shown = explain(*pair, out="bert")
-    verdict(f"{name}: runs", shown.why)
+    name, shown = "a masked language model", Page(BERT, "--explain", *pair)
     page, tensors = shown.data, shown.tensors
-    check_common(name, shown)
+    check_common(name, shown, lambda l: [(f"h.{l}.mid", f"h.{l - 1}.ln2" if l else "ln0", f"h.{l}.attproj"),
+                                         (f"h.{l}.out", f"h.{l}.ln1", f"h.{l}.fcproj")], "bert.encoder.layer.",
+                 [("output.dense", "out"), ("intermediate.dense", "fc_pre"), ("attention.output.dense", "mid")])
     piece = page["vocabulary"]
     equal(f"{name}: tokens, labels and segments",
           ([piece.get(str(t)) for t in page["targets"]],
            [piece[str(page["tokens"][i])] for i in page["predicted"]], page["types"]),
           (["ball", None, "the"], ["[MASK]"] * 3, [0] * 12 + [1] * 6))
-    follows = tensors["next_logits"][1]
-    wanted = math.log(sum(map(math.exp, follows))) - follows[0]
-    verdict(f"{name}: loss of the pair", difference([page["next_loss"]], [wanted]))
-    check_sums(name, shown, lambda l: [(f"h.{l}.mid", f"h.{l - 1}.ln2" if l else "ln0", f"h.{l}.attproj"),
-                                       (f"h.{l}.out", f"h.{l}.ln1", f"h.{l}.fcproj")], "bert.encoder.layer.",
-               [("output.dense", "out"), ("intermediate.dense", "fc_pre"), ("attention.output.dense", "mid")])
-    last = [x for i in [0] + page["predicted"] for x in row(tensors[f"grad.h.{L - 1}.ln2"], i)]
-    verdict(f"{name}: gradient of the last layer's output",
-            difference(last, [*tensors["grad.first"][1], *tensors["grad.masked"][1]]))
-    other = explain(*pair, "--explain-next", "1", out="bert")
-    is_right = other.data["next_target"] == 1 and other.tensors["next_logits"] == tensors["next_logits"]
-    is_right = is_right and abs(other.data["next_loss"] - page["next_loss"]) > 1e-6
-    verdict("--explain-next 1: the other label, the same scores", "" if is_right else "no")
-    bare = explain("Anna takes the [MASK].", out="bare")
+    next_loss = np.log(np.exp(tensors["next_logits"]).sum()) - tensors["next_logits"].ravel()[0]
+    last = np.concatenate([tensors["grad.first"].reshape(1, -1), tensors["grad.masked"]])
+    no_fault(f"{name}: the next sentence's loss", near("loss", page["next_loss"], next_loss))
+    no_fault(f"{name}: gradient of the last layer's output",
+             near("", tensors[f"grad.h.{L - 1}.ln2"][[0, *page["predicted"]]], last))
+    bare = Page(BERT, "--explain", "Anna takes the [MASK].")
     is_right = "[MASK=word]" in bare.data.get("why_no_loss", "") and "grad.logits" not in bare.tensors
-    verdict("a bare [MASK]: no backward pass, and the page says why", "" if is_right else "no")
-    alone = explain("Anna takes the [MASK=ball].", "--nsp", "0", out="alone")
-    is_right = "next_logits" not in alone.tensors and f"grad.h.{L - 1}.ln2" in alone.tensors
-    verdict("--nsp 0: no next-sentence head", "" if is_right else "it has one")
+    holds("a bare [MASK]: no backward pass, and the page says why", is_right)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# What is answered in a line
+def check_resumed(program, words):
+    """-y 1 restores the settings of the run in -o, of which the batch and fp8 must not reach --explain."""
+    out = "resumed_" + os.path.basename(program)
+    run(program, *"-e L=2,C=16,NH=2,T=32 -b 3 -x 2 -v 0 -s 0 -n 0 --fp8 1 -o".split(), f"{W}/{out}")
+    own = Page(program, "--explain", words, out=out, model=["-y", "1"])
+    other = Page(program, "--explain", words, model=["-e", f"{W}/{out}"])
+    holds("-y 1: the same tensors as with -e", own.is_like(other))
 
-OF_GPT2 = [
-    ("--explain '': is empty", "--explain", ""),
-    ("cannot be read", "--explain", f"@{W}/absent"),
-    ("byte 2 of the text is not UTF-8", "--explain", b"a\xff"),
-    (r"the text has \d+ tokens; the model takes 4", "-t", "4", "--explain", "Anna takes the ball."),
-    ("does not combine", "--explain", "a", "--generate", "3"),
-    ("needs --explain", "--explain-tensors", "1"),
-    (".*-o, which is empty", "-o", "", "--explain", "a"),
-    (".*no tokenizer", "-e", "L=1,C=16,NH=2,T=16", "--explain", "a"),
+
+# What is answered in a line.
+REFUSED = [
+    (GPT2, "--explain '': is empty", "--explain", ""),
+    (GPT2, "cannot be read", "--explain", f"@{W}/absent"),
+    (GPT2, "byte 2 of the text is not UTF-8", "--explain", b"a\xff"),
+    (GPT2, r"the text has \d+ tokens; the model takes 4", "-t", "4", "--explain", WORDS),
+    (GPT2, "needs --explain", "--explain-tensors", "1"),
+    (GPT2, ".*-o, which is empty", "-o", "", "--explain", "a"),
+    (GPT2, ".*no tokenizer", "-e", "L=1,C=16,NH=2,T=16", "--explain", "a"),
+    (BERT, r"\[MASK=ball the\]: is 2 tokens", "--explain", "Anna takes [MASK=ball the]."),
+    (BERT, r"\[MASK=\S+\]: is not in the vocabulary", "--explain", "Anna takes [MASK=\u4e2d]."),
+    (BERT, "nothing to predict", "--explain", WORDS),
+    (BERT, "--explain-next 1: needs --explain-second", "--explain", "a [MASK]", "--explain-next", "1"),
+    (BERT, "no next-sentence head", *"--nsp 0 --explain [MASK] --explain-second a --explain-next 1".split()),
 ]
-OF_BERT = [
-    (r"\[MASK=ball the\]: is 2 tokens", "--explain", "Anna takes [MASK=ball the]."),
-    (r"\[MASK=\S+\]: is not in the vocabulary", "--explain", "Anna takes [MASK=\u4e2d]."),
-    ("no closing bracket", "--explain", "Anna takes [MASK=ball."),
-    ("nothing to predict", "--explain", "Anna takes the ball."),
-    ("--explain-next 1: needs --explain-second", "--explain", "a [MASK]", "--explain-next", "1"),
-    ("no next-sentence head", "--nsp", "0", "--explain", "a [MASK]", "--explain-second", "a", "--explain-next", "1"),
-]
-
-
-def check_refusals(gpt2, bert):
-    for program, model, rows in ((GPT2, gpt2, OF_GPT2), (BERT, bert, OF_BERT)):
-        for pattern, *flags in rows:
-            usual = [word for flag, value in (("-e", model), ("-o", W + "/refused")) if flag not in flags
-                     for word in (flag, value)]
-            verdict(f"refused: {flags}"[:90], not_refused(run(program, *usual, *flags), f".*{pattern}"))
-
-
-MODELS = W + "/gpt2_model", W + "/bert_model"
-for program, model, corpus in zip((GPT2, BERT), MODELS, ("build/test_corpus/builtin", "data/builtin/bert")):
-    quiet = "-e L=2,C=16,NH=2,T=32 -x 8 -l 1e-2 -v 0 -s 0 -n 0 -b 8".split()
-    verdict(f"a model to explain, {corpus}", failure(run(program, *quiet, "-i", corpus + "/train.bin", "-o", model)))
-check_gpt2(MODELS[0])
-check_resumed()
-check_bert(MODELS[1])
-check_refusals(*MODELS)
+for program, model in MODELS.items():
+    corpus = "build/test_corpus/builtin" if program == GPT2 else "data/builtin/bert"
+    quiet = f"-e L=2,C=16,NH=2,T=32 -x 8 -l 1e-2 -v 0 -s 0 -n 0 -b 8 -i {corpus}/train.bin -o {model}"
+    verdict(f"a model to explain, {corpus}", failure(run(program, *quiet.split())))
+check_gpt2()
+check_bert()
+check_resumed(GPT2, WORDS)
+check_resumed(BERT, MASKED)
+for program, pattern, *flags in REFUSED:
+    usual = {"-e": MODELS[program], "-o": W + "/refused"}
+    usual = [word for flag in usual if flag not in flags for word in (flag, usual[flag])]
+    verdict(f"refused: {flags}"[:90], not_refused(use(program, *usual, *flags), f".*{pattern}"))
 finish()

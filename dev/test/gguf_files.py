@@ -104,12 +104,9 @@ def faults_of(directory, kind, given):
     config, settings = (json.loads(read(f"{directory}/{name}.json")) for name in ("config", "tokenizer_config"))
     reader, arch = gguf.GGUFReader(OUT), config["model_type"]
     fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    faults = list(tensor_faults(reader, directory, arch, kind, config))
     tokens, keys = tokens_of(directory, arch, settings)
-    found = list(zip(fields.pop("tokenizer.ggml.tokens"), fields.pop("tokenizer.ggml.token_type")))
-    wanted = [tokens.get(i, (found[i : i + 1] or [("", 0)])[0][:1] + (UNUSED,)) for i in range(config["vocab_size"])]
-    faults += [f"token {i} is {a}, not {b}" for i, (a, b) in enumerate(zip(found, wanted)) if a != b]
-    faults += [f"{len(found)} tokens, not {len(wanted)}"] * (len(found) != len(wanted))
+    found = dict(enumerate(zip(fields.pop("tokenizer.ggml.tokens"), fields.pop("tokenizer.ggml.token_type"))))
+    wanted = {i: tokens.get(i, (found[i][0], UNUSED)) for i in range(config["vocab_size"])}
     keys.update({"general.architecture": arch, "general.name": os.path.basename(directory),
                  "general.file_type": TYPES[kind], "general.quantization_version": 2,
                  **{f"{arch}.{new}": config[old] for old, new in KEYS[arch].items()}})
@@ -117,23 +114,20 @@ def faults_of(directory, kind, given):
         keys.update({"bert.attention.causal": False, "tokenizer.ggml.token_type_count": config["type_vocab_size"]})
     elif settings.get("chat_template"):
         keys["tokenizer.chat_template"] = settings["chat_template"]
-    keys.update((key, value) for key, value in given.items())
-    for key, value in keys.items():
-        actual = fields.pop(key, None)
-        is_close = isinstance(value, float) and isinstance(actual, float) and abs(actual - value) <= 1e-6 * abs(value)
-        faults += [f"{key} is {actual!r}, not {value!r}"] * (actual != value and not is_close)
-    faults += [f"unknown keys: {sorted(fields)}"] * bool(fields)
+    keys.update(given)
+    faults = list(tensor_faults(reader, directory, arch, kind, config)) + ["other tokens"] * (found != wanted)
+    for key in fields.keys() | keys.keys():
+        a, b = fields.get(key), keys.get(key)
+        if a != b and not (isinstance(a, float) and abs(a - b) <= 1e-6 * abs(b)):
+            faults.append(f"{key} is {a!r}, not {b!r}")
     return "; ".join(faults[:10])
-
-
-# ----------------------------------------------------------------------------------------------------------
 
 
 def export(model, *flags):
     return script("dev/export_gguf.py", f"{W}/{model}", OUT, *flags)
 
 
-def exported(name, model, kind="f32", *flags, **keys):
+def exported(name, model, *flags, kind="f32", **keys):
     """It is exported, and all of it is there; the last file stays as OUT."""
     done = export(model, "--type", kind, *flags)
     verdict(name, failure(done) or faults_of(f"{W}/{model}", kind, {k.replace("__", "."): v for k, v in keys.items()}))
@@ -158,9 +152,8 @@ def edited(model, *edits):
 
 def check_gpt2():
     """Three heads of 16, an MLP of another width than 4 C; one with a head of its own and more rows than tokens."""
-    for kind in ("bf16", "f16", "f32"):
-        exported(f"GPT-2, {kind}", "gpt2", kind, gpt2__feed_forward_length=96)
-    same_file("the same bytes again", "gpt2")
+    for kind in ("bf16", "f32"):
+        exported(f"GPT-2, {kind}", "gpt2", kind=kind, gpt2__feed_forward_length=96)
     # vocab.json and merges.txt alone say the same as tokenizer.json.
     same_file("vocab.json and merges.txt", edited("gpt2", ("gone", "tokenizer.json")))
     # The names of a wrapper's state, a tied embedding that save_model() stored under the head's name alone, and
@@ -170,22 +163,18 @@ def check_gpt2():
         ("copy", "transformer.ln_f.bias", "transformer.h.1.attn.masked_bias", "1"), ("prefix", "module."),
         ("save_model", "module.transformer.wte.weight", "module.lm_head.weight")))
     verdict("buffers are not named", said if "no place" in said else "")
-    said = exported("GPT-2 with a head of its own and 16 rows without a token", "untied")
-    holds("... one tensor more", " 17 tensors" in said, said)
-    exported("GPT-2, q8_0", "untied", "q8_0")
-    # Tokens that were added behind the vocabulary: a special one, and one of the user's. The test corpus' own have no
-    # merges.
+    exported("q8_0, with a head of its own and 16 rows without a token", "untied", kind="q8_0")
+    # Tokens that were added behind the vocabulary: a special one, and one of the user's; and a merge.
     added = json.loads(read(W + "/untied/tokenizer.json"))["added_tokens"]
     added.append({**added[0], "id": 390, "content": "<|user|>"})
     added.append({**added[0], "id": 391, "content": "two words", "special": False})
-    exported("added tokens", edited("untied", ("key", "tokenizer.json", "added_tokens", json.dumps(added))))
-    exported("a merge", edited("gpt2", ("sub", "tokenizer.json", r'"merges":\[\]', '"merges":["t h"]')))
+    merge = ("sub", "tokenizer.json", r'"merges":\[\]', '"merges":["t h"]')
+    exported("added tokens", edited("untied", merge, ("key", "tokenizer.json", "added_tokens", json.dumps(added))))
     # A model tuned for chat: its template, in the settings or in a file of its own, and the token that ends an answer.
     template = ("key", "tokenizer_config.json", "chat_template", json.dumps("{{ messages[0].content }} é"))
     end = ("key", "tokenizer_config.json", "eos_token", '"e"')
     exported("a chat template", edited("gpt2", template, end))
-    jinja = ("put", "chat_template.jinja", "{{ 1 }}\n{{ 2 }}\n")
-    alone = edited("gpt2", template, end, jinja)
+    alone = edited("gpt2", template, end, ("put", "chat_template.jinja", "{{ 1 }}\n{{ 2 }}\n"))
     exported("... in a file of its own", alone, tokenizer__chat_template="{{ 1 }}\n{{ 2 }}")
 
 
@@ -195,8 +184,7 @@ def check_bert():
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *("##" + c for c in letters)]
     words += ["the", "ing", "##ing", "é", "中", "#", "##"]
     write(W + "/bert/vocab.txt", "\n".join(words) + "\n")
-    for kind in ("f16", "bf16"):
-        exported(f"BERT, {kind}", "bert", kind, "--pool", "cls", bert__pooling_type=2)
+    exported("BERT, f16", "bert", "--pool", "cls", kind="f16", bert__pooling_type=2)
     said = exported("BERT, f32", "bert", bert__pooling_type=1)
     left = "no place for bert.pooler, cls.predictions, cls.seq_relationship; left out"
     holds("BERT: what is left out is named", left in said, said)
@@ -206,37 +194,24 @@ def check_bert():
 
 
 WTE = "transformer.wte.weight"
-REFUSED = [  # model, what the line says, flags of the export, edits
-    ("gpt2", "its chat template is not a text", "", ("key", "tokenizer_config.json", "chat_template", "5")),
+REFUSED = [  # model, what the line says, flags of the export, an edit
     ("gpt2", "activation_function\": .gelu. cannot be expressed in GGUF", "",
      ("key", "config.json", "activation_function", '"gelu"')),
-    ("gpt2", r"wpe.weight.*\[32, 48\].*\[31, 48\]", "", ("key", "config.json", "n_positions", "31")),
     ("gpt2", "has the number .*vocab_size is 200", "", ("key", "config.json", "vocab_size", "200")),
-    ("gpt2", 'normalizer" is', "", ("key", "tokenizer.json", "normalizer", '{"type": "NFC"}')),
-    ("gpt2", 'add_prefix_space" is True', "",
-     ("sub", "tokenizer.json", r'"add_prefix_space": *false', '"add_prefix_space": true')),
-    ("gpt2", "has no <.endoftext.>", "",
-     ("key", "tokenizer.json", "added_tokens", "[]"), ("sub", "tokenizer.json", r"<.endoftext.>", "x")),
-    ("gpt2", "--type q8_0: tensor transformer.wte.weight has rows of 48 values", "--type q8_0"),
-    ("gpt2", "holds neither tokenizer.json nor vocab.json", "", ("gone", "tokenizer.json"), ("gone", "vocab.json")),
-    ("gpt2", "data_offsets are damaged", "", ("cut", "model.safetensors", "-5")),
+    ("gpt2", "--type q8_0: tensor transformer.wte.weight has rows of 48 values", "--type q8_0", ()),
     ("gpt2", "tensor transformer.wte.weight: holds 100000, too large for f16", "--type f16", ("set", WTE, "0", "1e5")),
     ("gpt2", "tensor transformer.wte.weight: holds values that are not finite", "", ("set", WTE, "0", "nan")),
-    ("untied", r"tensor transformer.wte.weight: holds 8.4e\+06, too large for q8_0", "--type q8_0",
-     ("set", WTE, "0", "8.4e6")),
     ("bert", 'tokenize_chinese_chars" is False', "",
      ("key", "tokenizer_config.json", "tokenize_chinese_chars", "false")),
     ("bert", r"vocab.txt: has no \[MASK\]", "", ("sub", "vocab.txt", r"\[MASK\]", "[MUSK]")),
-    ("bert", "a token is there twice", "", ("sub", "vocab.txt", "##a\n", "##b\n")),
     ("bert", "are both .* in GGUF", "", ("sub", "vocab.txt", "##a\n", "##▁b\n")),
 ]
 
 
 def check_refusals():
-    exported("q8_0 of a large weight", edited("untied", ("set", WTE, "0", "8.3e6")), "q8_0")
-    for model, pattern, flags, *edits in REFUSED:
+    for model, pattern, flags, words in REFUSED:
         before = sorted(os.listdir(W))
-        why = not_refused(export(edited(model, *edits), *flags.split()), f".*{pattern}")
+        why = not_refused(export(edited(model, *filter(None, [words])), *flags.split()), f".*{pattern}")
         verdict(f"refused: {pattern}", why or ("" if sorted(os.listdir(W)) == before else "files are left"))
     shutil.copy(W + "/bert/config.json", OUT)
     verdict("onto a file of another kind", not_refused(export("bert"), ".*model.gguf: exists and is not"))

@@ -45,7 +45,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.hub.fails and re.search(self.hub.fails, request):
             self.hub.fails = None
             return self.refuse(500, "", "the test's own failure")
-        writes = self.command in ("POST", "PUT") and "paths-info" not in path
+        writes = self.command in ("POST", "PUT")
         if writes and "/objects/" not in path and self.headers.get("Authorization") != "Bearer local":
             return self.refuse(401, "", "Invalid username or password.")
         for method, pattern, answer in ROUTES:
@@ -74,15 +74,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.hub.commits.add(self.commit_id)
         return self.hub.commits
 
-    def entries(self, name, below=""):
-        """Files and folders as the hub's trees list them."""
-        found = contents(self.folder(name))
-        folders = {path[:i] for path in found for i in range(len(path)) if path[i] == "/"}
-        listed = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in folders]
-        listed += [{"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                   for path, data in found.items()]
-        return [entry for entry in sorted(listed, key=lambda e: e["path"]) if entry["path"].startswith(below)]
-
     def url(self, path):
         return f"{self.hub.address}/{path}"
 
@@ -101,22 +92,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def info(self, name, revision=None):
         files = [{"rfilename": path} for path in sorted(contents(self.folder(name)))]
-        self.answer(200, {"id": name, "modelId": name, "sha": self.commit_id, "siblings": files, "private": False,
-                          "gated": False, "disabled": False, "tags": [], "downloads": 0, "likes": 0})
+        self.answer(200, {"id": name, "sha": self.commit_id, "siblings": files, "private": False, "tags": []})
 
-    def tree(self, name, revision, below=None):
-        below = f"{below}/" if below else ""
-        found = self.entries(name, below)
-        if below and not found:
+    def tree(self, name, revision, below=""):
+        """Files and folders, as the hub lists them."""
+        below, found = below and below + "/", contents(self.folder(name))
+        folders = {path[:i] for path in found for i in range(len(path)) if path[i] == "/"}
+        listed = {path: {"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in folders}
+        for path, data in found.items():
+            listed[path] = {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+        listed = [listed[path] for path in sorted(listed) if path.startswith(below)]
+        if below and not listed:
             return self.refuse(404, "EntryNotFound", "Entry not found")
-        if "recursive=true" not in self.path.lower():
-            found = [entry for entry in found if "/" not in entry["path"][len(below) :]]
-        return self.answer(200, found)
-
-    def paths(self, name, revision):
-        is_json, parse_qs = self.body[:1] == b"{", urllib.parse.parse_qs
-        wanted = json.loads(self.body)["paths"] if is_json else parse_qs(self.body.decode()).get("paths", [])
-        self.answer(200, [entry for entry in self.entries(name) if entry["path"] in wanted])
+        is_deep = "recursive=true" in self.path.lower()
+        return self.answer(200, [entry for entry in listed if is_deep or "/" not in entry["path"][len(below) :]])
 
     def preupload(self, name, revision):
         modes = {True: "lfs", False: "regular"}
@@ -132,8 +121,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(200, {"transfer": "basic", "objects": list(map(described, json.loads(self.body)["objects"]))})
 
     def put(self, oid):
-        if hashlib.sha256(self.body).hexdigest() != oid:
-            return self.refuse(400, "", "the bytes do not have this hash")
         self.hub.objects[oid] = self.body
         return self.answer(200)
 
@@ -170,8 +157,7 @@ ROUTES = [
     ("POST", "/api/validate-yaml", Handler.validate),
     ("GET", API, Handler.info),
     ("GET", f"{API}/revision/{REVISION}", Handler.info),
-    ("GET", f"{API}/tree/{REVISION}(?:/(?P<below>.+))?", Handler.tree),
-    ("POST", f"{API}/paths-info/{REVISION}", Handler.paths),
+    ("GET", f"{API}/tree/{REVISION}/?(?P<below>.*)", Handler.tree),
     ("POST", f"{API}/preupload/{REVISION}", Handler.preupload),
     ("POST", f"{API}/commit/{REVISION}", Handler.commit),
     ("POST", f"/{NAME}.git/info/lfs/objects/batch", Handler.batch),

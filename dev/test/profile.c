@@ -14,8 +14,6 @@ static void test_names(Tests* t) {
         const char *full, *name;
         int half, tensor_cores;
     } cases[] = {
-        {"void cublasLt::splitKreduce_kernel<32, 16, int, float, true>(float const*, int)",
-         "cublasLt::splitKreduce_kernel", 1, 0},
         {"void (anonymous namespace)::fill<Pair<int, float> >(int)", "fill", 1, 0},
         {"std::enable_if<(4)==(4), void>::type pack<4>(int)", "pack", 1, 0},
         {"void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_128x64_tn_align8>(Params)",
@@ -115,45 +113,6 @@ static void step_open(ProfileStep* step, const char* without, int longer, int la
     profile_set_rooflines(step, &PEAKS);
 }
 
-// kernels - overlap + gaps = span for every step: here of random rows on several streams, dense and sparse.
-static void test_random_accounting(Tests* t) {
-    enum { ROUNDS = 20, ROWS = 60 };
-    int wrong = 0;
-    for (uint32_t round = 0; round < ROUNDS; round++) {
-        ProfileRow rows[ROWS];
-        ProfileStep step = {.rows = rows, .count = ROWS};
-        double start = 0;
-        for (uint32_t i = 0; i < ROWS; i++) {
-            Philox r = philox(i, round, 0, 0, 1);
-            rows[i] = profile_row(NULL);
-            rows[i].stream = (int)(r.v[0] % 3), rows[i].seconds = 1e-9 * (r.v[1] % 10000), rows[i].start = start;
-            if (r.v[2] % 4) rows[i].issued = start - 1e-9 * (r.v[2] % 20000);
-            start += 1e-9 * (r.v[3] % (round % 2 ? 30000 : 600));
-        }
-        Accounting a = profile_account(&step);
-        double sum = a.kernels - a.overlap + a.gap[GAP_HOST] + a.gap[GAP_STREAM] + a.gap[GAP_SWITCH];
-        wrong += fabs(sum - a.span) > 1e-12;
-    }
-    expect(t, wrong == 0, "the sums of random steps", "%d are wrong", wrong);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Over steps
-
-static void test_medians(Tests* t) {
-    const double spans[] = {5, 8, 6}, same[] = {7, 7, 7}, ranks[] = {1, 2, 3, 2.5, 9, 1};
-    double four[] = {4, 1, 3, 2}, one[] = {7};
-    case_begin(t, "medians");
-    EXPECT_EQ(t, profiler_median_index(spans, 1, 3), 2);
-    EXPECT_EQ(t, profiler_median_index(spans, 1, 2), 0);
-    EXPECT_EQ(t, profiler_median_index(spans + 1, 1, 2), 1);
-    EXPECT_EQ(t, profiler_median_index(spans, 1, 1), 0);
-    EXPECT_EQ(t, profiler_median_index(same, 1, 3), 1);
-    EXPECT_EQ(t, profiler_median_index(ranks, 2, 3), 2);  // by the slowest rank's time
-    EXPECT(t, median_of(four, 4) == 2.5 && median_of(one, 1) == 7 && isnan(median_of(one, 0)));
-    case_end(t);
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // A profiler after its last step
 
@@ -237,57 +196,42 @@ static int has_fact(Filled* f, const char* name, const char* text) {
     return 0;
 }
 
-static void test_facts(Tests* t) {
-    Filled f;
-    filled_open(&f);
-    filled_broadcast(&f);
+static void test_facts(Tests* t, Filled* f) {
+    static const double spans[] = {5, 8, 6}, ranks[] = {1, 2, 3, 2.5, 9, 1};
     case_begin(t, "facts");
-    EXPECT(t, has_fact(&f, "overlap", "84.7 % of 11.800 ms of communication"));
-    EXPECT(t, has_fact(&f, "broadcast", "1.600 ms of share_parameters, not in the overlap"));
-    f.profiler.count = 7, f.run.broadcast_overlaps = 0;
-    EXPECT(t, has_fact(&f, "overlap", "78.4 % of 13.400 ms") && !has_fact(&f, "broadcast", ""));
-    f.profiler.count = 3;
-    f.plain[0] = f.plain[1] = f.plain[2] = 50e-3;
-    EXPECT(t, has_fact(&f, "cost", "50.000 ms plain: -16.0 %") && has_fact(&f, "host", "take 8.000 ms longer"));
-    for (size_t i = 0; i < f.steps[2].count; i++) f.steps[2].rows[i].issued = (double)NAN;  // no gap waits for the host
-    EXPECT(t, !has_fact(&f, "host", ""));
-    f.profiler.plain_count = 0;
-    EXPECT(t, !has_fact(&f, "cost", "plain") && has_fact(&f, "work", "5e-05 TFLOP/s in this step"));
-    filled_close(&f);
-
-    // A step that costs less than nothing, on a GPU at its power limit, and three that say nothing about it.
-    static const struct {
-        double profiled;
-        int is_gpu, waits;
-    } costs[] = {{0.96, 1, 0}, {0.99, 1, 0}, {0.96, 0, 0}, {0.8, 1, 1}};
-    for (size_t i = 0; i < COUNT_OF(costs); i++) {
-        char* cost = profiler_cost(costs[i].profiled, 1, costs[i].is_gpu, costs[i].waits);
-        EXPECT_EQ(t, strstr(cost, "; plain steps run at the GPU's power limit") != NULL, i == 0);
-        free(cost);
-    }
+    EXPECT(t, profiler_median_index(spans, 1, 3) == 2 && profiler_median_index(spans, 1, 2) == 0);
+    EXPECT_EQ(t, profiler_median_index(ranks, 2, 3), 2);  // by the slowest rank's time
+    EXPECT(t, has_fact(f, "overlap", "84.7 % of 11.800 ms of communication"));
+    EXPECT(t, has_fact(f, "broadcast", "1.600 ms of share_parameters, not in the overlap"));
+    f->run.broadcast_overlaps = 0;
+    EXPECT(t, has_fact(f, "overlap", "78.4 % of 13.400 ms") && !has_fact(f, "broadcast", ""));
+    f->plain[0] = f->plain[1] = f->plain[2] = 50e-3;
+    EXPECT(t, has_fact(f, "cost", "50.000 ms plain: -16.0 %") && has_fact(f, "host", "take 8.000 ms longer"));
+    f->profiler.plain_count = 0;
+    EXPECT(t, !has_fact(f, "cost", "plain") && has_fact(f, "work", "5e-05 TFLOP/s in this step"));
+    // A step that costs less than nothing, on a GPU at its power limit.
+    char *cost = profiler_cost(0.96, 1, 1, 0), *waits = profiler_cost(0.8, 1, 1, 1);
+    EXPECT(t, strstr(cost, "; plain steps run at the GPU's power limit") && !strstr(waits, "limit"));
+    free(cost), free(waits);
     case_end(t);
 }
 
-static void test_ranks(Tests* t) {
-    Filled f;
+static void test_ranks(Tests* t, Filled* f) {
     Text text = {NULL, 0, 0};
     RankStep all[3];
-    filled_open(&f);
-    filled_broadcast(&f);
-    filled_report(&f);
-    Accounting a = profile_account(&f.steps[2]);
+    Accounting a = profile_account(&f->steps[2]);
     for (int i = 0; i < 3; i++) {  // the time before the first row counts as a rank's own
-        f.steps[2].before = i == 1 ? 16.4e-3 : i == 2 ? NAN : 500e-6;
-        all[i] = profiler_rank_step(&f.steps[2], &a, &f.run);
+        ProfileStep step = f->steps[2];
+        step.before = i == 1 ? 16.4e-3 : i == 2 ? NAN : 500e-6;
+        all[i] = profiler_rank_step(&step, &a, &f->run);
     }
-    profiler_table_ranks(&f.report, all, 3);
-    report_put_table(&text, report_find(&f.report, "ranks"));
-    case_begin(t, "ranks");
-    EXPECT(t, strstr(text.text, "The slowest is rank 1, 42.4 % slower than rank 2.\n"));
-    EXPECT(t, strstr(text.text, "\n   1   41.600  55.100            11.800                84.7         6.000\n"));
-    case_end(t);
+    profiler_table_ranks(&f->report, all, 3);
+    report_put_table(&text, report_find(&f->report, "ranks"));
+    expect(t,
+           strstr(text.text, "The slowest is rank 1, 42.4 % slower than rank 2.\n") &&
+               strstr(text.text, "\n   1   41.600  55.100            11.800                84.7         6.000\n"),
+           "ranks", "the table is\n%s", text.text);
     free(text.text);
-    filled_close(&f);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -317,27 +261,24 @@ static void expect_write(Tests* t, const char* name, const char* lines, const ch
 
 // The files of a traced step, with the times of all three.
 static void test_files(Tests* t, int is_new) {
-    static const char* const numbers[] = {"span_ms,41.6\r\n",  "kernels_ms,42.4\r\n", "before_ms,0.2\r\n",
-                                          "gap_host_ms,6\r\n", "unattributed,2\r\n",  "peak_flops,1000000000\r\n"};
     expect_write(t, "files are written", "true", "");
     expect_write(t, "files are replaced", "true", "");
     char *summary = text_of(t, "out/summary.csv"), *csv = text_of(t, "out/kernels.csv"),
-         *text = text_of(t, "out/profile.txt"), *page = text_of(t, "out/profile.html");
+         *text = text_of(t, "out/profile.txt");
     if (is_new) CHECK(write_file(GOLDEN, text, strlen(text)) == 0);
     char* golden = read_file(GOLDEN, (size_t)1 << 24, NULL, FAILED);
-    case_begin(t, "what files hold");
+    case_begin(t, "what files hold");  // page.py has the page
     EXPECT_TEXT(t, text, golden);
-    for (size_t i = 0; i < COUNT_OF(numbers); i++) EXPECT(t, strstr(summary, named("\nnumber,%s", numbers[i])));
+    EXPECT(t, strstr(summary, "\nnumber,span_ms,41.6\r\n") && strstr(summary, "\nnumber,unattributed,2\r\n"));
     EXPECT(t, strstr(csv, ",\"void evil<a, \"\"b\"\">(</script>\r\n)\"\r\n"));
-    EXPECT(t, strstr(page, "\"evil\\u003c/script>") && !strstr(page, "evil</script>"));  // page.py has the rest
     case_end(t);
     expect_write(t, "a directory that cannot be created", "rm -r out && touch out",
                  ": cannot be created: Not a directory; the profile is not written\n");
     expect_write(t, "a full disk; the other files are written",
                  "rm out && mkdir out && ln -s /dev/full out/profile.txt",
                  "/profile.txt: cannot be written: No space left on device\n");
-    free(page), page = text_of(t, "out/profile.html");
-    free(summary), free(csv), free(text), free(golden), free(page);
+    free(summary), summary = text_of(t, "out/profile.html");
+    free(summary), free(csv), free(text), free(golden);
 }
 
 // What is left where two ranks profile after four. Other files stay, and the target of a link.
@@ -361,15 +302,14 @@ int main(int argc, char** argv) {
     tests_open(&t);
     t.directory = make_scratch_directory("test_profile");
     test_names(&t);
-    test_random_accounting(&t);
-    test_medians(&t);
-    test_facts(&t);
-    test_ranks(&t);
     filled_open(&f);
     filled_report(&f);
     written = &f.report;
     test_files(&t, argc > 1 && strcmp(argv[1], "golden") == 0);
     test_clear(&t);
+    filled_broadcast(&f);
+    test_ranks(&t, &f);
+    test_facts(&t, &f);
     filled_close(&f);
     return tests_close(&t);
 }
