@@ -14,7 +14,7 @@ EMULATED := $(addprefix $E/,ops_80 ops_90a)
 # What tests train on: made by dev/test/text.c, the same bytes every time.
 TEST_CORPUS := build/test_corpus/builtin/train.bin
 
-$(addprefix $(B)/test_,gpt2 bert gpt2_double bert_double run profile) $(RECSYS) $(RECSYS_TESTS): $(PAGES)
+$(addprefix $(B)/test_,gpt2 bert gpt2_double bert_double run profile data data_tsan) $(RECSYS) $(RECSYS_TESTS): $(PAGES)
 $(addprefix $(G)/,$(GPU_PROGRAMS) test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu): $(PAGES)
 
 # They use a part of a trainer's source.
@@ -105,7 +105,7 @@ $(B)/late/train_%: train_%.cu Makefile dev/dev.mk $(B)/command $(PAGES)
 	$(COMPILE) -MF $(B)/late_$*.d -include dev/test/late.h $< -o $@ $(LIBS)
 
 # Without OpenMP, whose synchronisation ThreadSanitizer does not see.
-$(B)/test_prefetch_tsan: dev/test/prefetch.c Makefile dev/dev.mk $(B)/command
+$(B)/test_data_tsan: dev/test/data.c Makefile dev/dev.mk $(B)/command
 	$(CC) -x c -std=c11 $(CPP) -O1 -g -fsanitize=thread $(WARN) -Wno-unknown-pragmas $< -o $@ $(LIBS)
 
 # Either trainer's readers are a source of their own. Mutated inputs need no speed.
