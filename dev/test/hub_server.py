@@ -103,7 +103,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def info(self, name, revision=None):
         files = [{"rfilename": path} for path in sorted(contents(self.folder(name)))]
-        self.answer(200, {"id": name, "modelId": name, "sha": self.commit_id, "siblings": files, "private": False,
+        sha = self.commit_id if revision in (None, "main") else revision
+        self.answer(200, {"id": name, "modelId": name, "sha": sha, "siblings": files, "private": False,
                           "gated": False, "disabled": False, "tags": [], "downloads": 0, "likes": 0})
 
     def tree(self, name, revision, below=None):
