@@ -13,7 +13,6 @@ folder is there; LLMC_TEST_DATA may also hold prose (docs/testing.md). Run it at
 """
 
 import array
-import copy
 import glob
 import itertools
 import json
@@ -28,7 +27,7 @@ from tokenizers import AddedToken, BertWordPieceTokenizer, Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
-from verdicts import equal, finish, not_refused, read, run, skip, verdict, write
+from verdicts import changed, equal, finish, not_refused, read, run, skip, verdict, write
 
 DATA = os.environ.get("LLMC_TEST_DATA", "")
 END_OF_TEXT = "<|endoftext|>"
@@ -314,15 +313,7 @@ def check_refused(program):
         path = folder + "/tokenizer.json"
         for mode, good, changes in REFUSED:
             for place, value, wanted in changes:
-                tree = copy.deepcopy(good)
-                *above, last = place.split(".")
-                node = tree
-                for key in above:
-                    node = node[int(key) if key.isdigit() else key]
-                node[last] = value
-                if value is ...:
-                    del node[last]
-                write(path, json.dumps(tree))
+                write(path, json.dumps(changed(good, place, value)))
                 done = run(program, mode, folder, *[path][: mode != "ids"])
                 verdict(f"refused: {mode}: {place} = {value}", not_refused(done, f"tokenizer.json: .*{wanted}"))
 
