@@ -55,27 +55,6 @@ static void put_bytes(Tests* t, const char* path, const void* bytes, size_t n, o
     close(fd);
 }
 
-// 2^32 + 10 tokens, 8 GiB, a hole but for its end: the last window is read.
-static void test_shards_beyond_32_bits(Tests* t) {
-    enum { T = 9 };
-    const off_t count = ((off_t)1 << 32) + 10, windows = (count - 1) / T;
-    const int32_t header[4] = {SHARD_MAGIC_UINT16, SHARD_VERSION_UINT16, 10, 1};
-    const uint16_t tokens[2] = {1000, 1001};
-    int inputs[T], targets[T];
-    BatchLm b;
-    char* path = put_shard(t, "large.bin", 5, 4, 2);
-    CHECK(truncate(path, SHARD_HEADER_BYTES + 2 * count) == 0);
-    put_bytes(t, path, header, sizeof header, 0);
-    put_bytes(t, path, tokens, sizeof tokens, SHARD_HEADER_BYTES + 2 * (windows * T - 1));
-    Shards s = open_shards(t, "large.bin");
-    EXPECT_EQ(t, s.tokens, count);
-    batch_lm_init(&b, &s, 1, T, 50257, 3, IN_ORDER);
-    batch_lm_read(&b, 7 * (uint64_t)windows - 1, inputs, targets, NULL);
-    EXPECT(t, inputs[T - 2] == 0 && inputs[T - 1] == 1000 && targets[T - 1] == 1001);
-    batch_lm_free(&b), shards_close(&s);
-    free(path);
-}
-
 // The largest token is found anywhere: at both ends, and at the ends of the pieces that threads read. Of equal ones the
 // first is.
 static void test_shards_scan(Tests* t) {
@@ -136,6 +115,7 @@ static void test_shards_refused(Tests* t) {
         {"half a token more", 0, 0, 0, 1, "damaged"},
         {"a token more", 0, 0, 0, 2, "damaged"},
         {"a count below 0", 8, 4, -1, 0, "gives 4294967295 tokens"},
+        {"2^32 tokens more", 12, 4, 1, 0, "gives 4294967306 tokens"},
         {"another version", 4, 4, 2, 0, "version 2"},
         {"another width", 0, 4, SHARD_MAGIC_UINT32, 0, "version 1, but only version 7"},
     };
@@ -256,6 +236,7 @@ static char* put_tensors(const Tests* t, const char* header) {
     return path;
 }
 
+// Written in pieces that need not end with tensors, read from any element on.
 static void test_safetensors(Tests* t) {
     enum { N = 2 * SAFETENSORS_CHUNK + 7 };
     static const char odd[] = "a \"quoted\"\\name/\xc3\xbc\n";
@@ -267,24 +248,20 @@ static void test_safetensors(Tests* t) {
     safetensors_writer_create(&w, path);
     safetensors_writer_add(&w, odd, safetensors_real_dtype(), 1, large);
     safetensors_writer_add(&w, "empty", "F32", 3, none);
-    safetensors_writer_add(&w, "scalar", safetensors_real_dtype(), 0, NULL);
     safetensors_writer_begin(&w);
-    safetensors_writer_append(&w, x, 1000);  // pieces need not end with tensors
+    safetensors_writer_append(&w, x, 1000);
     safetensors_writer_append(&w, (const char*)x + 1000, N * sizeof(real) - 1000);
-    safetensors_writer_append(&w, x, sizeof(real));
     EXPECT(t, safetensors_writer_finish(&w) == 0);
-    Text file = file_text(path);
-    EXPECT(t, crc32_update(&w.table, 0, file.text, file.length) == w.crc && file.text[0] % 8 == 0);
     SafeTensors st;
     safetensors_open(&st, path);
-    const SafeTensor *a = safetensors_find(&st, odd), *empty = safetensors_find(&st, "empty");
-    EXPECT(t, st.count == 3 && a && empty && empty->ndim == 3 && !safetensors_find(&st, "scala"));
-    for (uint64_t from = 0; from <= 5 && !t->is_bad; from += 5) {
-        safetensors_read_real(a, from, N - from, got);
+    const SafeTensor* tensor = safetensors_find(&st, odd);
+    EXPECT(t, st.count == 2 && tensor && safetensors_find(&st, "empty") && !safetensors_find(&st, "empt"));
+    for (uint64_t from = 0; from <= 5 && tensor; from += 5) {
+        safetensors_read_real(tensor, from, N - from, got);
         EXPECT(t, memcmp(x + from, got, (N - from) * sizeof(real)) == 0);
     }
     safetensors_close(&st);
-    free(x), free(got), free(path), free(file.text);
+    free(x), free(got), free(path);
 }
 
 // Numbers of every type that can be read, as bits.
@@ -323,13 +300,10 @@ static void test_safetensors_refused(Tests* t) {
         {"[0,8]", "[8,0]", "\"x\": bytes 8 to 0"},
         {"[2,1]", "[3]", "do not fit its 8 bytes"},
         {"F32", "F31", "dtype \"F31\""},
-        {"[2,1]", "[-2]", "its entry is not"},
         {"[2,1]", "[4611686018427387904]", "do not fit its 8 bytes"},
         {"[2,1]", "[1,1,1,1,1,1,1,1,2]", "9 dimensions"},
         {"[0,8]", "[0]", "its entry is not"},
-        {"\"shape\":[],", "\"shape\":[],\"z\":1,", "its entry is not"},
         {"\"y\"", "\"x\"", "occurs twice"},
-        {"\"y\"", "\"y\\u0000\"", "its entry is not"},
         {"\"b\"", "1", "__metadata__"},
         {"{", " {", "not a JSON object"},
         {"F32\"", "F32", "not valid JSON"},
@@ -685,19 +659,6 @@ static void test_masked(Tests* t) {
     }
 }
 
-// The thread can be stopped at any moment.
-static void test_ends(Tests* t) {
-    char* pattern = put_windows(t);
-    for (int i = 0; i < 200; i++) {
-        LmData data;
-        Context ctx;
-        open_windows(&data, pattern, SHUFFLED, 2, &ctx);
-        for (int k = 0; k < i % 4; k++) lm_data_train(&data, (uint64_t)(2 * B * k), 0, &ctx);
-        close_windows(&data, &ctx);
-    }
-    free(pattern);
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // For dev/test/prepare.py
 
@@ -725,7 +686,6 @@ static int print_sentences(char** arguments) {
 int main(int argc, char** argv) {
     if (argc == 4 && strcmp(argv[1], "sentences") == 0) return print_sentences(argv + 2);
     static const TestCase cases[] = {
-        {"shards/beyond_32_bits", test_shards_beyond_32_bits},
         {"shards/refused", test_shards_refused},
         {"batch_lm/mask", test_batch_mask},
         {"batch_lm/shuffle", test_batch_shuffle},
@@ -739,7 +699,6 @@ int main(int argc, char** argv) {
         {"prefetch/windows", test_windows},
         {"prefetch/bad_token", test_bad_token},
         {"prefetch/masked", test_masked},
-        {"prefetch/ends", test_ends},
         {"shards/scan", test_shards_scan},  // last: children of a process with threads seem to leak
     };
     return tests_main(argc, argv, cases, COUNT_OF(cases));
