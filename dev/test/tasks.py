@@ -8,6 +8,7 @@ status 1 if one failed.
 """
 
 import json
+import math
 import os
 import random
 import re
@@ -110,17 +111,30 @@ def put_rated(f, draw, count, is_asked):
         f.write("\t".join([str(i), "main", "made", "2012", str(i), "none", "none", *pair, *score]) + "\r\n")
 
 
+def ranks_of(values):
+    """Equal ones have the mean of their ranks, here twice as large."""
+    return [sum((x < y) + (x <= y) for x in values) for y in values]
+
+
+def correlation(a, b):
+    a, b = ([x - sum(c) / len(c) for x in c] for c in (a, b))
+    return sum(x * y for x, y in zip(a, b)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+
+
 def numbers(runs):
     """Numbers are learnt, and the loss is the mean squared error of the predictions."""
     task = Task(runs, "rated", "--task classify", put_rated)
-    (pearson, _), config = task.learn("--labels 1 --epochs 5", ("val_pearson", "val_spearman"), 0.9)
+    (pearson, spearman), config = task.learn("--labels 1 --epochs 5", ("val_pearson", "val_spearman"), 0.9)
     check(config["problem_type"] == "regression", 'no "regression" in config.json')
     said, whole = task.evaluate("-j rated-val")
     found = re.fullmatch(rf"val loss ([0-9.]+) \| Pearson {pearson}[.0-9]*, Spearman [0-9.]+ \(150 examples\)\n", said)
     check(found, said)
     scores = [float(line.split("\t")[9]) for line in task.read("rated-val").splitlines()[1:]]
-    loss = sum((x - float(y)) ** 2 for x, y in zip(scores, whole.splitlines()[1:])) / 150
+    given = list(map(float, whole.splitlines()[1:]))
+    loss = sum((x - y) ** 2 for x, y in zip(scores, given)) / 150
     check(abs(loss - float(found[1])) < 3e-4, f"the mean squared error of the predictions is {loss}: {said}")
+    of_ranks = correlation(ranks_of(scores), ranks_of(given))
+    check(abs(of_ranks - spearman) < 1e-3, f"the correlation of ranks is {of_ranks}, not {spearman}")
     check(task.evaluate("-j rated-asked")[1] == whole, "other predictions without scores")
 
 
