@@ -296,6 +296,7 @@ static void test_safetensors_refused(Tests* t) {
     static const TextChange changes[] = {
         {"}}", "}}   ", NULL},
         {"[8,9]", "[7,8]", "\"y\": begins at byte"},
+        {"[2,1],\"data_offsets\":[0,8]", "[1],\"data_offsets\":[0,4]", "\"y\": begins at byte"},
         {"[8,9]", "[8,10]", "\"y\": bytes 8 to 10 are not inside"},
         {"[0,8]", "[8,0]", "\"x\": bytes 8 to 0"},
         {"[2,1]", "[3]", "do not fit its 8 bytes"},
