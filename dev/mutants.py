@@ -53,7 +53,7 @@ ALSO = {
     "+builtin": ["data/builtin/bert/train.bin"],
     "+apps": ["use_gpt2", "use_bert", "finetune_bert"],
 }
-VARIABLES = {"T": ".", "B": "build", "E": E, "OPS": "build/ops", "OP": "", "SQUAD": "", "PYTHON": PYTHON}
+VARIABLES = {"T": ".", "B": "build", "E": E, "OPS": "build/ops", "OP": "", "PYTHON": PYTHON}
 
 
 def read_suites():

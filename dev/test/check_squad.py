@@ -1,19 +1,15 @@
 #!/usr/bin/env python3
 """Does question answering (apps/tune/squad*.h) do what `tokenizers`, the official scripts and its definition do?
 
-Every window of contexts and questions of odd characters, and of a file: ids, origins of tokens, labels. How texts are
-compared, with every character among them. Answers by random logits, and their scores. What is refused of a file.
-Labels, answers, normalization and scores are written here from their definitions.
+Every window of contexts and questions of odd characters: ids, origins of tokens, labels. How texts are compared, with
+every character among them. Answers by random logits, and their scores. What is refused of a file. Labels, answers,
+normalization and scores are written here from their definitions.
 
-    check_squad.py TEST_SQUAD [VOCABULARY_FOLDER FILE]
-
-TEST_SQUAD is the built dev/test/squad.c. Without a file, only odd characters are compared, with a vocabulary made of
-them. `make test-full` takes folder and file from LLMC_TEST_DATA (docs/testing.md).
+    check_squad.py TEST_SQUAD          which is the built dev/test/squad.c
 """
 
 import json
 import math
-import os
 import random
 import re
 import string
@@ -30,9 +26,9 @@ MOST_QUESTION, MOST_ANSWER = 16, 6  # as in squad.c
 PUNCTUATION = set(string.punctuation)
 
 
-def compare(name, got, want, names=None):
+def compare(name, got, want):
     """One case: two lists are the same."""
-    different = [f"{n!r}: {g!r}, not {w!r}" for n, g, w in zip(names or want, got, want) if g != w]
+    different = [f"{g!r}, not {w!r}" for g, w in zip(got, want) if g != w]
     different += [] if len(got) == len(want) else [f"{len(got)}, not {len(want)}"]
     verdict(f"{name}: {len(want)}", different[0] if different else "" if want else "there is nothing to compare")
 
@@ -143,18 +139,18 @@ def wanted_windows(data, library, T, stride, use):
             yield number, len(head), first, last, (*head, *window.ids, sep), origins
 
 
-def our_windows(program, vocabulary, path, T, stride, use):
-    for line in lines_of(program, "windows", vocabulary, path, T, stride, use):
+def our_windows(program, work, path, *shape):
+    for line in lines_of(program, "windows", work, path, *shape):
         head, ids, origins = (tuple(map(int, part.split())) for part in line.split("\t"))
         yield *head, ids, tuple(zip(origins[::2], origins[1::2]))
 
 
-def check_windows(name, program, vocabulary, path, data, shapes):
-    library = BertWordPieceTokenizer(os.path.join(vocabulary, "vocab.txt"), lowercase=True)
-    for T, stride, use in shapes:
-        got = list(our_windows(program, vocabulary, path, T, stride, use))
-        want = list(wanted_windows(data, library, T, stride, use))
-        compare(f"{name}: windows of {T} tokens that share {stride}, {use}", got, want)
+def check_windows(program, work):
+    data = odd_file(random.Random(3), ODD, False)
+    path, library = put(work + "/odd.json", data), BertWordPieceTokenizer(work + "/vocab.txt", lowercase=True)
+    for shape in ((384, 128, "evaluate"), (72, 3, "train")):
+        got = list(our_windows(program, work, path, *shape))
+        compare(f"windows of {shape}", got, list(wanted_windows(data, library, *shape)))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -178,7 +174,7 @@ def check_normalization(program, work):
         texts.append("".join(rng.choice(ODD) for _ in range(rng.randint(1, 30))))
         texts.append("".join(rng.choice(known) + rng.choice(["", "a", " an ", "The"]) for _ in range(9)))
     got = [json.loads(line) for line in lines_of(program, "normalize", put(work + "/texts.json", texts))]
-    compare("normalized texts", got, [normalized(text) for text in texts], texts)
+    compare("normalized texts", got, [normalized(text) for text in texts])
 
 
 def score(answer, golds, is_v2):
@@ -212,12 +208,12 @@ def answers_by(logits, windows, texts, is_v2):
         yield texts[number].encode()[part].decode() if part and not (is_v2 and none > most) else ""
 
 
-def check_answers(program, vocabulary, work, is_v2):
+def check_answers(program, work, is_v2):
     """By few numbers, so that some are equal, and NaN; the answer's own are often the largest."""
     rng, shape, out = random.Random(11), (72, 3), work + "/predictions.json"
     data = odd_file(rng, FEW, is_v2)
     path, logits, asked = put(work + "/answers.json", data), array("f"), questions_of(data)
-    windows = list(our_windows(program, vocabulary, path, *shape, "evaluate"))
+    windows = list(our_windows(program, work, path, *shape, "evaluate"))
     for _, _, first, last, ids, _ in windows:
         of_window = [rng.choice([0, 1, 2, 3, math.nan]) if i % 3 < 2 else 9 for i in range(3 * len(ids))]
         of_window[0], of_window[1] = rng.choice([0, 6]), rng.choice([0, 3])
@@ -225,7 +221,7 @@ def check_answers(program, vocabulary, work, is_v2):
             of_window[3 * first], of_window[3 * last + 1] = 5, 5
         logits.extend(of_window)
     write(work + "/logits", logits.tobytes())
-    got = lines_of(program, "answers", vocabulary, path, *shape, work + "/logits", out)
+    got = lines_of(program, "answers", work, path, *shape, work + "/logits", out)
     given = list(answers_by(logits, windows, [context for context, _ in asked], is_v2))
     compare("answers, v2.0" if is_v2 else "answers", list(json.loads(read(out)).items()),
             [(str(q["id"]), answer) for (_, q), answer in zip(asked, given)])  # fmt: skip
@@ -266,29 +262,23 @@ WARNED = [
 ]
 
 
-def check_refused(program, vocabulary, work):
+def check_refused(program, work):
     for place, value, wanted in REFUSED + WARNED:
         path = put(work + "/q.json", {"data": [{"paragraphs": [changed(GOOD, place, value)]}]})
-        done = run(program, "windows", vocabulary, path, 72, 3, "train")
+        done = run(program, "windows", work, path, 72, 3, "train")
         warned = done.returncode == 0 and re.search("warning: .*" + wanted, done.stderr)
         is_warning = (place, value, wanted) in WARNED
         verdict(f"{place} = {value}", ("" if warned else done.stderr) if is_warning else not_refused(done, wanted))
 
 
-def main(program, vocabulary=None, path=None):
+def main(program):
     with tempfile.TemporaryDirectory() as work:
-        if not vocabulary:
-            vocabulary = work + "/vocabulary"
-            make_vocabulary(vocabulary)
-        odd, shapes = odd_file(random.Random(3), ODD, False), [(384, 128, "evaluate"), (72, 3, "train")]
-        check_windows("odd characters", program, vocabulary, put(work + "/odd.json", odd), odd, shapes)
-        if path:
-            shapes = [(384, 128, "evaluate"), (256, 0, "train"), (80, 12, "train")]
-            check_windows(os.path.basename(path), program, vocabulary, path, json.loads(read(path)), shapes)
+        make_vocabulary(work)
+        check_windows(program, work)
         check_normalization(program, work)
-        for is_v2 in (False, True):
-            check_answers(program, vocabulary, work, is_v2)
-        check_refused(program, vocabulary, work)
+        check_answers(program, work, False)
+        check_answers(program, work, True)
+        check_refused(program, work)
     finish()
 
 

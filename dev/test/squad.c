@@ -25,10 +25,11 @@ static void show_windows(const Squad* s, const Examples* e) {
 
 static void show_answers(Squad* s, const Examples* e, const char* logits_path, const char* out) {
     size_t n;
-    const real* logits = (const real*)read_file(logits_path, SQUAD_MAX_FILE, &n, USAGE);
+    real* logits = (real*)read_file(logits_path, SQUAD_MAX_FILE, &n, USAGE);
     CHECK(n == 3 * sizeof(real) * e->begin[e->count]);
     for (int i = 0; i < e->count; i++) squad_take(s, e, i, logits + 3 * e->begin[i], 3);
     squad_write(s, out);
+    free(logits);
     const SquadScore score = squad_score(s);
     const SquadShare* shares[] = {&score.all, &score.answerable, &score.impossible};
     for (int i = 0; i < 3; i++) printf("%d %.12g %.12g\n", shares[i]->questions, shares[i]->exact, shares[i]->f1);
