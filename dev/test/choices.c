@@ -1,11 +1,11 @@
 /* Multiple-choice sets for dev/test/choices.py: packing into micro-batches, and counting, with a made-up model.
  *
  *     test_choices SET V                  opens a set for a model of V tokens
- *     test_choices SET V N T RANKS        counts in micro-batches of N rows, sequences of T tokens, on this many ranks */
+ *     test_choices SET V N T RANKS        counts, in micro-batches of N rows, sequences of T tokens, on RANKS ranks */
 #include "llmc/choices/multiple_choice.h"
 
-// Its loss on a target after the n tokens before it, an integer, so that ties happen, or NaN for one in 100; and whether
-// the target is the token that it finds likeliest.
+// Its loss on a target after the n tokens before it, an integer, so that ties happen, or NaN for one in 100. Whether it
+// finds the target likeliest.
 static real model(const int* tokens, int n, int target, int* is_right) {
     uint32_t u = 0;
     for (int i = 0; i <= n; i++) u = u * 31 + (uint32_t)(i < n ? tokens[i] : target);

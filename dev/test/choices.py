@@ -3,8 +3,8 @@
 
     dev/test/choices.py TEST_CHOICES GPT2        from the repository's root; needs `tokenizers`
 
-TEST_CHOICES is the built dev/test/choices.c, whose model is made up; its counts must be those of plain loops here. Where
-there is transformers, it must have the scores of a real model too.
+TEST_CHOICES is the built dev/test/choices.c, whose model is made up; its counts must be those of plain loops here.
+Where there is transformers, it must have the scores of a real model too.
 """
 import importlib.util
 import json
@@ -42,18 +42,18 @@ def put_set(path, version, examples):
 # From text: with the built-in corpus's tokenizer a token is a byte, and 256 ends a text
 
 FOUR = words_of(0, 1, [b"a", b" b", b" cd", b" e", b" f"])
-LM_EVAL = '{"activity_label": "X", "ctx_a": "a [b] c [title]", "ctx_b": "the D", "endings": ["e [f]", "%s"], "label": 0}\n'
+LM_EVAL = '{"activity_label": "X", "ctx_a": "a [b] c [title]", "ctx_b": "the D", "label": 0, "endings": ["e [f]", %s]}'
 MADE = [  # name, script and flags, text, the set or what is said
     ("six lines, ends of Windows, an empty line", "hellaswag", "a\r\n1\r\nb\r\ncd\r\ne\r\nf\r\n\n", FOUR),
     ("jsonl", "hellaswag", '{"ctx": "a", "endings": ["b", "cd", "e", "f"], "label": 1, "ind": 5}\n', FOUR),
     ("any number of endings", "hellaswag",
      '{"ctx": "", "endings": ["b"], "label": "0"}\n{"ctx": "a", "endings": ["b", "c", "d"], "label": 2}\n',
      words_of(0, 0, [[256], b" b"]) + words_of(1, 2, [b"a", b" b", b" c", b" d"])),
-    ("--lm-eval", "hellaswag --lm-eval", LM_EVAL % "g", words_of(0, 0, [b"X: a c. The d", b" e ", b" g"], [2, 1])),
+    ("--lm-eval", "hellaswag --lm-eval", LM_EVAL % '"g"', words_of(0, 0, [b"X: a c. The d", b" e ", b" g"], [2, 1])),
     ("lambada", "lambada", '{"text": "a b cd\\n"}\n', words_of(0, 0, [b"a b", b" cd"])),
     ("no such label", "hellaswag", "a\n4\nb\nc\nd\ne\n", "line 2: its label is .4."),
     ("nothing", "hellaswag", "", "no examples in it"),
-    ("--lm-eval, no letter", "hellaswag --lm-eval", LM_EVAL % "[d]", "example 0: its texts"),
+    ("--lm-eval, no letter", "hellaswag --lm-eval", LM_EVAL % '"[d]"', "example 0: its texts"),
     ("one word", "lambada", '{"text": "word"}\n', "has no two words"),
 ]  # fmt: skip
 
