@@ -21,8 +21,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *("##" + c for c in LETTERS)]
 VOCABULARY += ["the", "##ing", "garden", ",", ".", "中"]
 LINES = [("the garden", "the garden"), ("", ""), ("Sing, the garden.", "s ##ing , the garden ."),
-         ("x " * 40, "x " * 40), ("ÉTÉ", "e ##t ##e"), ("[MASK] the", "[MASK] the"), ("中中 z", "中 中 z"), (" ", ""), ("b\r", "b"),
-         ("the garden", "the garden")]  # fmt: skip
+         ("x " * 40, "x " * 40), ("ÉTÉ", "e ##t ##e"), ("[MASK] the", "[MASK] the"), ("中中 z", "中 中 z"), (" ", ""),
+         ("b\r", "b"), ("the garden", "the garden")]  # fmt: skip
 
 
 def make_model(program, folder):
