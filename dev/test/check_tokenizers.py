@@ -320,14 +320,14 @@ def check_refused(program):
 
 def check_ids(program):
     """Characters of the byte alphabet and others, ids that are not in use, special tokens, whose text is as it is."""
-    vocab = {"a": 0, "\u0120the": 5, "\u010a": 2, "\u00e2\u0136\u00a2": 3, "\u0143": 6, "中": 8}
+    vocab = {"a": 0, "\u0120the": 5, "\u010a": 2, "\u00e2\u0136\u00a2": 3, "\u0143": 6, "\u0120 b": 7, "中": 8}
     added = [{"id": 9, "content": END_OF_TEXT}, {"id": 11, "content": "\u0120 x"}]
     with tempfile.TemporaryDirectory() as folder:
         tree = {**GPT2, "added_tokens": added, "model": {"vocab": vocab}}
         write(folder + "/tokenizer.json", json.dumps(tree))
         end, *found = run(program, "ids", folder).stdout.split("\n")
-    wanted = {0: b"a", 2: b"\n", 3: b"\xe2\x94\xa2", 5: b" the", 6: b"\xad", 8: "中".encode(), 9: END_OF_TEXT.encode(),
-              11: "\u0120 x".encode()}  # fmt: skip
+    wanted = {0: b"a", 2: b"\n", 3: b"\xe2\x94\xa2", 5: b" the", 6: b"\xad", 7: "\u0120 b".encode(), 8: "中".encode(),
+              9: END_OF_TEXT.encode(), 11: "\u0120 x".encode()}  # fmt: skip
     equal("texts of ids", (end, found), ("9", [wanted[i].hex() if i in wanted else "-" for i in range(-1, 13)]))
 
 
