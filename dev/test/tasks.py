@@ -127,7 +127,8 @@ def numbers(runs):
     (pearson, _), config = task.learn("--labels 1 --epochs 5", ("val_pearson", "val_spearman"), 0.9)
     check(config["problem_type"] == "regression", 'no "regression" in config.json')
     said, whole = task.evaluate("-j rated-val")
-    found = re.fullmatch(rf"val loss ([0-9.]+) \| Pearson {pearson}[.0-9]*, Spearman ([0-9.]+) \(150 examples\)\n", said)
+    pattern = rf"val loss ([0-9.]+) \| Pearson {pearson}[.0-9]*, Spearman ([0-9.]+) \(150 examples\)\n"
+    found = re.fullmatch(pattern, said)
     check(found, said)
     scores = [float(line.split("\t")[9]) for line in task.read("rated-val").splitlines()[1:]]
     given = list(map(float, whole.splitlines()[1:]))
