@@ -11,10 +11,10 @@ CUDA_H := $(if $(HAS_NVCC),$(patsubst %/cublasLt.h,%,$(wildcard $(TOOLKIT)/inclu
 E      := $(B)/emulated/$(PRECISION)
 EMULATED := $(addprefix $E/,ops_80 ops_90a)
 
-# What tests train on: made by dev/test/text.c, the same bytes every time.
+# What tests train on: made by dev/test/text.py, the same bytes every time.
 TEST_CORPUS := build/test_corpus/builtin/train.bin
 
-$(addprefix $(B)/test_,gpt2 bert gpt2_double bert_double run profile) $(RECSYS) $(RECSYS_TESTS): $(PAGES)
+$(addprefix $(B)/test_,gpt2 bert gpt2_double bert_double run profile data data_tsan) $(RECSYS) $(RECSYS_TESTS): $(PAGES)
 $(addprefix $(G)/,$(GPU_PROGRAMS) test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu): $(PAGES)
 
 # They use a part of a trainer's source.
@@ -105,7 +105,7 @@ $(B)/late/train_%: train_%.cu Makefile dev/dev.mk $(B)/command $(PAGES)
 	$(COMPILE) -MF $(B)/late_$*.d -include dev/test/late.h $< -o $@ $(LIBS)
 
 # Without OpenMP, whose synchronisation ThreadSanitizer does not see.
-$(B)/test_prefetch_tsan: dev/test/prefetch.c Makefile dev/dev.mk $(B)/command
+$(B)/test_data_tsan: dev/test/data.c Makefile dev/dev.mk $(B)/command
 	$(CC) -x c -std=c11 $(CPP) -O1 -g -fsanitize=thread $(WARN) -Wno-unknown-pragmas $< -o $@ $(LIBS)
 
 # Either trainer's readers are a source of their own. Mutated inputs need no speed.
@@ -120,9 +120,9 @@ $(B)/test_fuzz: $(B)/fuzz.o $(B)/fuzz_of_gpt2.o $(B)/fuzz_of_bert.o
 $(B)/test_%: dev/test/%.c Makefile dev/dev.mk $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)
 
-$(TEST_CORPUS): $(B)/test_text
+$(TEST_CORPUS): dev/test/text.py
 	rm -rf build/test_corpus
-	$(B)/test_text build/test_corpus
+	python3 $< build/test_corpus
 
 # What dev/test/run.sh gets; it builds what the suites need, with the variables of this command line.
 SUITES = B=$(B) T=$(or $(TOP:/=),.) E=$E CUDA_H=$(CUDA_H) CORPUS=$(TEST_CORPUS) MAKE_VARIABLES='$(MAKEOVERRIDES)' \

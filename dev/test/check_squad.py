@@ -1,34 +1,34 @@
 #!/usr/bin/env python3
-"""Do apps/tune/squad_files.h and squad_match.h cut, label and normalize as `tokenizers` and the official scripts do?
+"""Does question answering (apps/tune/squad*.h) do what `tokenizers`, the official scripts and its definition do?
 
-Every window of contexts and questions of odd characters, and of a file: ids, origins of tokens, labels. How texts are
-compared, with every character among them; labels and normalization are written here from their definitions.
+Every window of contexts and questions of odd characters: ids, origins of tokens, labels. How texts are compared, with
+every character among them. Answers by random logits, and their scores. What is refused of a file. Labels, answers,
+normalization and scores are written here from their definitions.
 
-    check_squad.py TEST_SQUAD [VOCABULARY_FOLDER FILE]
-
-TEST_SQUAD is the built dev/test/squad.c. Without a file, only odd characters are compared, with a vocabulary made of
-them. `make test-full` takes folder and file from LLMC_TEST_DATA (docs/testing.md).
+    check_squad.py TEST_SQUAD          which is the built dev/test/squad.c
 """
 
 import json
-import os
+import math
 import random
 import re
 import string
 import sys
 import tempfile
 import unicodedata
+from array import array
+from collections import Counter
 
 from tokenizers import BertWordPieceTokenizer
-from verdicts import failure, finish, run, verdict
+from verdicts import changed, failure, finish, not_refused, read, run, verdict, write
 
-MOST_QUESTION = 16  # as in squad.c
+MOST_QUESTION, MOST_ANSWER = 16, 6  # as in squad.c
 PUNCTUATION = set(string.punctuation)
 
 
-def compare(name, got, want, names=None):
+def compare(name, got, want):
     """One case: two lists are the same."""
-    different = [f"{n!r}: {g!r}, not {w!r}" for n, g, w in zip(names or want, got, want) if g != w]
+    different = [f"{g!r}, not {w!r}" for g, w in zip(got, want) if g != w]
     different += [] if len(got) == len(want) else [f"{len(got)}, not {len(want)}"]
     verdict(f"{name}: {len(want)}", different[0] if different else "" if want else "there is nothing to compare")
 
@@ -45,10 +45,8 @@ def questions_of(data):
     return [(p["context"], q) for a in data["data"] for p in a["paragraphs"] for q in p["qas"]]
 
 
-def write(work, name, data):
-    path = os.path.join(work, name)
-    with open(path, "w", encoding="utf-8") as f:
-        json.dump(data, f)
+def put(path, data):
+    write(path, json.dumps(data))
     return path
 
 
@@ -65,19 +63,30 @@ ODD = [
 ]
 
 
-def odd_file(rng, paragraphs):
-    """Contexts and questions of odd characters, with answers anywhere."""
-    data = {"version": "1.1", "data": [{"title": "", "paragraphs": []}]}
-    for number in range(paragraphs):
-        context = "".join(rng.choice(ODD) for _ in range(rng.choice([0, 1, 3, 30, 100, 300])))
+def odd_answer(rng, context):
+    """A part of the context, or what is not there."""
+    begin = rng.randrange(len(context))
+    text = context[begin : begin + rng.choice([1, 1, 2, 5, 40])]
+    return {"answer_start": begin, "text": text + "\0?" * (rng.random() < 0.1)}
+
+
+FEW = [*"bcd.   ", " the ", "\u00e9", "\uac00"]  # so that words occur again
+
+
+def odd_file(rng, characters, is_v2):
+    """Contexts of these characters and questions of odd ones, with answers anywhere."""
+    data = {"version": "v2.0" if is_v2 else "1.1", "data": [{"title": "", "paragraphs": []}]}
+    for number in range(300):
+        context = "".join(rng.choice(characters) for _ in range(rng.choice([0, 1, 3, 30, 100, 300])))
         qas = []
         for q in range(3):
             question = "".join(rng.choice(ODD[:40]) for _ in range(rng.choice([0, 1, 8, 20, 60])))
-            qas.append({"id": f"{number}.{q}", "question": question})
-            if context:
-                begin = rng.randrange(len(context))
-                text = context[begin : begin + rng.choice([1, 1, 2, 5, 40])]
-                qas[-1]["answers"] = [{"answer_start": begin, "text": text}]
+            qas.append({"id": f"{number}.{q}" if q else -number - 1, "question": question})
+            answers = [odd_answer(rng, context) for _ in range(rng.randrange(3) if context else 0)]
+            if answers or is_v2:
+                qas[-1]["answers"] = answers
+            if is_v2:
+                qas[-1]["is_impossible"] = not answers
         data["data"][0]["paragraphs"].append({"context": context, "qas": qas})
     return data
 
@@ -88,9 +97,7 @@ def make_vocabulary(folder):
     words |= {"the", "un", "##aff", "##able", "inter", "##nation", "##al", "of", "##000"}
     parts = sorted("##" + word for word in words if word.isalpha())
     lines = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(words), *parts]
-    os.mkdir(folder)
-    with open(os.path.join(folder, "vocab.txt"), "w", encoding="utf-8", errors="surrogatepass") as f:
-        f.write("\n".join(dict.fromkeys(lines)) + "\n")
+    write(folder + "/vocab.txt", "\n".join(dict.fromkeys(lines)) + "\n")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -107,15 +114,19 @@ def label_of(context_at, origins, answer):
     return context_at + min(first, last), context_at + max(first, last)
 
 
-def wanted_windows(data, library, T, stride):
+def wanted_windows(data, library, T, stride, use):
     """Number of the question, position of the second segment, label, ids, origins in bytes of each window: the library
     cuts the context into what the question leaves. It would cut pairs too, but since 0.23.1 misses windows behind the
-    first T tokens (its issue 2091)."""
+    first T tokens (its issue 2091). Training skips questions whose first answer is not known, or not in its place."""
     library.no_truncation()
     cls, sep = library.token_to_id("[CLS]"), library.token_to_id("[SEP]")
     for number, (context, q) in enumerate(questions_of(data)):
-        answers = q.get("answers")
-        answer = answers and (answers[0]["answer_start"], answers[0]["answer_start"] + len(answers[0]["text"]))
+        answer = None
+        for gold in q.get("answers", [])[:1]:
+            begin, end = gold["answer_start"], gold["answer_start"] + len(gold["text"])
+            answer = (begin, end) if context[begin:end] == gold["text"] else None
+        if use == "train" and not answer and not (q.get("is_impossible")):
+            continue
         byte = [0]  # that a character begins at
         for c in context:
             byte.append(byte[-1] + len(c.encode()))
@@ -128,18 +139,18 @@ def wanted_windows(data, library, T, stride):
             yield number, len(head), first, last, (*head, *window.ids, sep), origins
 
 
-def our_windows(program, vocabulary, path, T, stride):
-    for line in lines_of(program, "windows", vocabulary, path, T, stride):
+def our_windows(program, work, path, *shape):
+    for line in lines_of(program, "windows", work, path, *shape):
         head, ids, origins = (tuple(map(int, part.split())) for part in line.split("\t"))
         yield *head, ids, tuple(zip(origins[::2], origins[1::2]))
 
 
-def check_windows(name, program, vocabulary, path, data, shapes):
-    library = BertWordPieceTokenizer(os.path.join(vocabulary, "vocab.txt"), lowercase=True)
-    for T, stride in shapes:
-        got = list(our_windows(program, vocabulary, path, T, stride))
-        want = list(wanted_windows(data, library, T, stride))
-        compare(f"{name}: windows of {T} tokens that share {stride}", got, want)
+def check_windows(program, work):
+    data = odd_file(random.Random(3), ODD, False)
+    path, library = put(work + "/odd.json", data), BertWordPieceTokenizer(work + "/vocab.txt", lowercase=True)
+    for shape in ((384, 128, "evaluate"), (72, 3, "train")):
+        got = list(our_windows(program, work, path, *shape))
+        compare(f"windows of {shape}", got, list(wanted_windows(data, library, *shape)))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -162,23 +173,112 @@ def check_normalization(program, work):
     for _ in range(20000):
         texts.append("".join(rng.choice(ODD) for _ in range(rng.randint(1, 30))))
         texts.append("".join(rng.choice(known) + rng.choice(["", "a", " an ", "The"]) for _ in range(9)))
-    got = [json.loads(line) for line in lines_of(program, "normalize", write(work, "texts.json", texts))]
-    compare("normalized texts", got, [normalized(text) for text in texts], texts)
+    got = [json.loads(line) for line in lines_of(program, "normalize", put(work + "/texts.json", texts))]
+    compare("normalized texts", got, [normalized(text) for text in texts])
 
 
-def main(program, vocabulary=None, path=None):
+def score(answer, golds, is_v2):
+    """Exact match and F1, each with the gold answer that fits best."""
+    answer, golds = normalized(answer), [normalized(gold) for gold in golds]
+    golds = [gold for gold in golds if gold or not is_v2] or [""]
+    f1 = []
+    for words, gold in ((answer.split(), gold.split()) for gold in golds):
+        common = sum((Counter(words) & Counter(gold)).values())
+        f1.append(2 * common / (len(words) + len(gold)) if common else float(is_v2 and words == gold))
+    return float(answer in golds), max(f1)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Answers
+
+
+def answers_by(logits, windows, texts, is_v2):
+    """The best part of the context in all windows of a question, or nothing: of v2.0 where [CLS] is better."""
+    best, at = {}, 0
+    for number, second, _, _, ids, origins in windows:
+        start, end = (logits[at + k : at + 3 * len(ids) : 3] for k in (0, 1))
+        most, none, part = best.get(number, (-math.inf, math.inf, None))
+        for i in range(len(origins)):
+            for j in range(i, min(i + MOST_ANSWER, len(origins))):
+                if start[second + i] + end[second + j] > most:
+                    most, part = start[second + i] + end[second + j], slice(origins[i][0], origins[j][1])
+        best[number] = most, min(none, start[0] + end[0]), part
+        at += 3 * len(ids)
+    for number, (most, none, part) in best.items():
+        yield texts[number].encode()[part].decode() if part and not (is_v2 and none > most) else ""
+
+
+def check_answers(program, work, is_v2):
+    """By few numbers, so that some are equal, and NaN; the answer's own are often the largest."""
+    rng, shape, out = random.Random(11), (72, 3), work + "/predictions.json"
+    data = odd_file(rng, FEW, is_v2)
+    path, logits, asked = put(work + "/answers.json", data), array("f"), questions_of(data)
+    windows = list(our_windows(program, work, path, *shape, "evaluate"))
+    for _, _, first, last, ids, _ in windows:
+        of_window = [rng.choice([0, 1, 2, 3, math.nan]) if i % 3 < 2 else 9 for i in range(3 * len(ids))]
+        of_window[0], of_window[1] = rng.choice([0, 6]), rng.choice([0, 3])
+        if first and rng.random() < 0.8:
+            of_window[3 * first], of_window[3 * last + 1] = 5, 5
+        logits.extend(of_window)
+    write(work + "/logits", logits.tobytes())
+    got = lines_of(program, "answers", work, path, *shape, work + "/logits", out)
+    given = list(answers_by(logits, windows, [context for context, _ in asked], is_v2))
+    compare("answers, v2.0" if is_v2 else "answers", list(json.loads(read(out)).items()),
+            [(str(q["id"]), answer) for (_, q), answer in zip(asked, given)])  # fmt: skip
+    scores = [[], [], []]  # of all, of those that have an answer, of those that have none
+    for (_, q), answer in zip(asked, given):
+        golds = [gold["text"] for gold in q.get("answers", [])]
+        if golds or is_v2:
+            for share in (scores[0], scores[1 if golds else 2]):
+                share.append(score(answer, golds, is_v2))
+    means = [[len(s), *(100 * sum(column) / len(s) for column in zip(*s))] if s else [0, 0, 0] for s in scores]
+    found = [[float(x) for x in line.split()] for line in got]
+    right = all(abs(x - y) < 1e-9 for a, b in zip(found, means) for x, y in zip(a, b)) and means[1][1] > 20
+    verdict("their scores", "" if right else f"{found}, not {means}")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What is refused
+
+ANSWER, NEXT = {"text": "a", "answer_start": 0}, {"text": "b", "answer_start": 2}
+FIRST = {"id": "q", "question": "d", "answers": [ANSWER], "is_impossible": False}
+GOOD = {"context": "a b c", "qas": [FIRST, {"id": "r", "question": "e", "answers": [NEXT]}]}
+REFUSED = [  # where in a paragraph, what is there then (...: nothing), what is said
+    ("context", ..., r'data\[0].paragraphs\[0]: key "context": missing'),
+    ("context", "d e f", "none of its 2 questions"),
+    ("qas", [], "has no questions"),
+    ("qas.0.id", 1.5, 'key "id": is a number, but a string'),
+    ("qas.0.question", ..., 'question "q": key "question": missing'),
+    ("qas.0.answers.0.text", "", "an answer is empty"),
+    ("qas.0.answers.0.answer_start", -1, "is -1, but the context has 5 characters"),
+    ("qas.0.answers.0.answer_start", 5, "is 5, but the context has 5 characters"),
+    ("qas.0.is_impossible", True, "is_impossible is true, but there are answers"),
+    ("qas.0.answers", [], "is_impossible is false, but there is no answer"),
+    ("qas.1.id", "q", 'two questions have the id "q"'),
+]
+WARNED = [
+    ("qas.1.answers.0.text", "x", r'question "r" has "b" there, not "x"'),
+    ("qas.1.answers", ..., "of 2 questions, 1 have neither answers nor is_impossible and are skipped"),
+]
+
+
+def check_refused(program, work):
+    for place, value, wanted in REFUSED + WARNED:
+        path = put(work + "/q.json", {"data": [{"paragraphs": [changed(GOOD, place, value)]}]})
+        done = run(program, "windows", work, path, 72, 3, "train")
+        warned = done.returncode == 0 and re.search("warning: .*" + wanted, done.stderr)
+        is_warning = (place, value, wanted) in WARNED
+        verdict(f"{place} = {value}", ("" if warned else done.stderr) if is_warning else not_refused(done, wanted))
+
+
+def main(program):
     with tempfile.TemporaryDirectory() as work:
-        if not vocabulary:
-            vocabulary = os.path.join(work, "vocabulary")
-            make_vocabulary(vocabulary)
-        odd = odd_file(random.Random(3), 300)
-        check_windows("odd characters", program, vocabulary, write(work, "odd.json", odd), odd, [(384, 128), (72, 3)])
-        if path:
-            with open(path, encoding="utf-8") as f:
-                data = json.load(f)
-            shapes = [(384, 128), (256, 0), (128, 50), (80, 12)]
-            check_windows(os.path.basename(path), program, vocabulary, path, data, shapes)
+        make_vocabulary(work)
+        check_windows(program, work)
         check_normalization(program, work)
+        check_answers(program, work, False)
+        check_answers(program, work, True)
+        check_refused(program, work)
     finish()
 
 

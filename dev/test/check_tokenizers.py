@@ -4,7 +4,7 @@
 Every character, after one of each class; then mixed text: prose, sources, words of any script, odd white space, runs,
 special tokens, and bytes that are no UTF-8, which the library is given as Python's decode(errors="replace") has them.
 BPE from every form of its files; WordPiece with all that tokenizer_config.json and the normalizer of tokenizer.json may
-say of case, accents and ideographs.
+say of case, accents and ideographs. Then what is refused of a tokenizer.json, and the texts of token ids.
 
     check_tokenizers.py TEST_TOKENIZERS [GPT2_BPE_FOLDER [MEGABYTES]]
 
@@ -27,7 +27,7 @@ from tokenizers import AddedToken, BertWordPieceTokenizer, Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
-from verdicts import finish, read, skip, verdict, write
+from verdicts import changed, equal, finish, not_refused, read, run, skip, verdict, write
 
 DATA = os.environ.get("LLMC_TEST_DATA", "")
 END_OF_TEXT = "<|endoftext|>"
@@ -250,10 +250,93 @@ def check_wordpiece(program, mixed):
                 compare(f"{name}, {rules}", ask(program, "wordpiece", where, documents), want)
 
 
+# ----------------------------------------------------------------------------------------------------------
+# What is refused, and texts of ids
+
+GPT2 = {
+    "added_tokens": [{"id": 7, "content": "q", "special": True, "lstrip": False}],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+    "decoder": {"type": "Sequence", "decoders": [{"type": "ByteLevel"}]},
+    "model": {"type": "BPE", "dropout": None, "continuing_subword_prefix": "", "end_of_word_suffix": "",
+              "ignore_merges": False, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
+}  # fmt: skip
+BERT = {
+    "added_tokens": [{"id": i, "content": token} for i, token in enumerate("[PAD] [UNK] [CLS] [SEP] [MASK]".split())],
+    "normalizer": {"type": "BertNormalizer", "lowercase": True, "strip_accents": None, "clean_text": True,
+                   "handle_chinese_chars": True},
+    "pre_tokenizer": {"type": "BertPreTokenizer"},
+    "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+              "max_input_chars_per_word": 100,
+              "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "the": 5, "##s": 6}},
+}  # fmt: skip
+SPLIT = {"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": "x"}}]}
+REFUSED = [  # where in tokenizer.json, what is there then (...: nothing), what is said
+    ("text", GPT2, [
+        ("pre_tokenizer", ..., 'key "pre_tokenizer"'),
+        ("pre_tokenizer", SPLIT, '"Split", or its pattern, differs'),
+        ("pre_tokenizer.add_prefix_space", True, 'key "add_prefix_space"'),
+        ("normalizer", {}, 'key "normalizer"'),
+        ("model.type", "Unigram", 'key "type"'),
+        ("model.dropout", 0.1, 'key "dropout"'),
+        ("model.end_of_word_suffix", "</w>", 'key "end_of_word_suffix"'),
+        ("model.vocab", ..., "no object of tokens"),
+        ("model.vocab.a", -1, 'token "a": its id'),
+        ("model.merges", ["a b", "ab  c"], "merge 2 is not two symbols"),
+        ("model.merges", ["b a"], 'merge 1: "ba" is not in the vocabulary'),
+        ("added_tokens.0.content", ..., 'key "content": missing'),
+        ("added_tokens.0.lstrip", True, 'token "q": "lstrip" is not supported'),
+    ]),
+    ("ids", {**GPT2, "pre_tokenizer": None}, [
+        ("decoder.decoders.0.type", "Strip", "not a byte-level tokenizer"),
+        ("added_tokens.0.content", ..., "no content"),
+        ("added_tokens.0.id", ..., 'token "q": its id'),
+        ("model.vocab.a", 2, "its id 2 is also another token's"),
+    ]),
+    ("wordpiece", BERT, [
+        ("normalizer.type", "Sequence", 'normalizer\'s "type" is "Sequence"; only "BertNormalizer"'),
+        ("normalizer.clean_text", False, '"clean_text"'),
+        ("pre_tokenizer.type", "Whitespace", 'pre_tokenizer\'s "type" is "Whitespace"'),
+        ("model.unk_token", "<unk>", '"unk_token" is "<unk>"'),
+        ("model.max_input_chars_per_word", 9, '"max_input_chars_per_word" is 9'),
+        ("model.vocab", {}, r"has no \[PAD"),
+        ("model.vocab.the", 7, 'token "the": its id 7 is not below'),
+        ("added_tokens.4.content", "<x>", "added token <x> with the id 4 is not supported"),
+        ("added_tokens.4.lstrip", True, r'\[MASK]\'s "lstrip" is true'),
+        ("added_tokens", [], r"has no added token for one of \[PAD]"),
+    ]),
+]  # fmt: skip
+
+
+def check_refused(program):
+    with tempfile.TemporaryDirectory() as folder:
+        path = folder + "/tokenizer.json"
+        for mode, good, changes in REFUSED:
+            for place, value, wanted in changes:
+                write(path, json.dumps(changed(good, place, value)))
+                done = run(program, mode, folder, *[path][: mode != "ids"])
+                verdict(f"refused: {mode}: {place} = {value}", not_refused(done, f"tokenizer.json: .*{wanted}"))
+
+
+def check_ids(program):
+    """Characters of the byte alphabet and others, ids that are not in use, special tokens, whose text is as it is."""
+    vocab = {"a": 0, "\u0120the": 5, "\u010a": 2, "\u00e2\u0136\u00a2": 3, "\u0143": 6, "\u0120 b": 7, "中": 8}
+    added = [{"id": 9, "content": END_OF_TEXT}, {"id": 11, "content": "\u0120 x"}]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = {**GPT2, "added_tokens": added, "model": {"vocab": vocab}}
+        write(folder + "/tokenizer.json", json.dumps(tree))
+        end, *found = run(program, "ids", folder).stdout.split("\n")
+    wanted = {0: b"a", 2: b"\n", 3: b"\xe2\x94\xa2", 5: b" the", 6: b"\xad", 7: "\u0120 b".encode(), 8: "中".encode(),
+              9: END_OF_TEXT.encode(), 11: "\u0120 x".encode()}  # fmt: skip
+    equal("texts of ids", (end, found), ("9", [wanted[i].hex() if i in wanted else "-" for i in range(-1, 13)]))
+
+
 def main(program, gpt2=DATA + "/gpt2-bpe", megabytes="0.4"):
-    mixed = mixed_text(float(megabytes) * 1e6)
-    check_bpe(os.path.abspath(program), mixed, gpt2)
-    check_wordpiece(os.path.abspath(program), mixed[:8])
+    program, mixed = os.path.abspath(program), mixed_text(float(megabytes) * 1e6)
+    check_bpe(program, mixed, gpt2)
+    check_wordpiece(program, mixed[:8])
+    check_refused(program)
+    check_ids(program)
     finish()
 
 

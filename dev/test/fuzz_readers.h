@@ -1,6 +1,6 @@
 /* The readers that the fuzzer tries: for each a function that reads what lies in the directory case/ and checks what it
  * was given. Valid inputs to begin with are in dev/test/corpus/READER, which is corpus/ here. Binary files of one
- * header (shards, sentences, choices) have every byte of it changed in their own tests, by expect_any_damage(). */
+ * header (shards, sentences, choices) have every byte of it changed in their own tests. */
 #ifndef FUZZ_READERS_H
 #define FUZZ_READERS_H
 

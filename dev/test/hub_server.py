@@ -92,7 +92,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def info(self, name, revision=None):
         files = [{"rfilename": path} for path in sorted(contents(self.folder(name)))]
-        self.answer(200, {"id": name, "sha": self.commit_id, "siblings": files, "private": False, "tags": []})
+        sha = self.commit_id if revision in (None, "main") else revision
+        self.answer(200, {"id": name, "sha": sha, "siblings": files, "private": False, "tags": []})
 
     def tree(self, name, revision, below=""):
         """Files and folders, as the hub lists them."""

@@ -14,8 +14,7 @@ set -u
 # Waiting threads release their core: the machine may be busy, and results do not depend on it.
 export OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 level=$1 DATA=${LLMC_TEST_DATA:-} ONLY=${ONLY:-} OP=${OP:-} CUDA_H=${CUDA_H:-}
-OPS=$B/${OP:+one_op/}${OP:-ops} SQUAD=
-[ ! -f "$DATA/squad-xquad/xquad.en.json" ] || SQUAD="$DATA/bert-base-uncased $DATA/squad-xquad/xquad.en.json"
+OPS=$B/${OP:+one_op/}${OP:-ops}
 # ThreadSanitizer needs addresses where it expects them.
 UNSHUFFLED=$(setarch "$(uname -m)" -R true 2>/dev/null && echo "setarch $(uname -m) -R")
 # Tests in Python run in build/venv, which is made where it can be, unless PYTHON names an interpreter.

@@ -1,10 +1,10 @@
 #!/bin/bash
-# What tests train on and the built-in corpus never change: the same bytes, however their generators are compiled.
+# What tests train on and the built-in corpus never change: the same bytes, however the generator is compiled.
 #
-#     bash dev/test/text.sh build/test_text          from the repository's root
+#     bash dev/test/text.sh dev/test/text.py          from the repository's root
 #
 # Other bytes mean other losses in every test, so where this fails, repair the generator and leave the checksums alone.
-# Only a new version of a file format changes those of its files. The built-in corpus of these checksums is what its
+# Only a new version of a file format changes those of its files. The built-in corpus of this checksum is what its
 # generator says: its losses are those of the choices it makes, any tokenizer encodes a word as its token, and no
 # question of the exam is answered in the training set.
 # Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
@@ -12,23 +12,20 @@ set -u
 PROGRAM=${1:-}
 . "$(dirname "$0")/shell.sh"
 
-sum() { (cd "$1" && find . -type f -exec cksum {} + | sort -k 3 | cksum); }
-same() { verdict "$1" "$([ "$2" = "$3" ] || echo "cksum '$2', not '$3'")"; }
-text='3170146585 3709' builtin='2023498141 330' corpus='1715739093 531'
-same 'what suites train on' "$(sum data/builtin)" "$builtin"
-generators() { # NAME PROGRAM_OF_TEXT PROGRAM_OF_CORPUS
-    "$2" "$work/made" >/dev/null && "$3" "$work/stories" 2 8200 >/dev/null
-    same "$1: the text" "$(sum "$work/made/text")" "$text"
-    same "$1: shards and vocabularies" "$(sum "$work/made/builtin")" "$builtin"
-    same "$1: the built-in corpus" "$(sum "$work/stories")" "$corpus"
-    rm -r "$work/made" "$work/stories"
+same() { # NAME FOLDER SUM
+    local sum
+    sum=$(cd "$2" && find . -type f -exec cksum {} + | sort -k 3 | cksum)
+    verdict "$1" "$([ "$sum" = "$3" ] || echo "cksum '$sum', not '$3'")"
 }
-generators 'as built' "$PROGRAM" "$root/build/builtin_corpus"
+same 'what suites train on' data/builtin '2023498141 330'
+"$PROGRAM" "$work/made"
+same 'the text' "$work/made/text" '3170146585 3709'
+same 'shards and vocabularies' "$work/made/builtin" '2023498141 330'
 for flags in -O1 '-O3 -march=native'; do
-    for source in test/text data/builtin_corpus; do
-        # shellcheck disable=SC2086
-        ${CC:-gcc} -std=c11 -D_GNU_SOURCE $flags -I"$root" "$root/dev/$source.c" -o "$work/${source#*/}" -lm
-    done
-    generators "$flags" "$work/text" "$work/builtin_corpus"
+    # shellcheck disable=SC2086
+    ${CC:-gcc} -std=c11 -D_GNU_SOURCE $flags -I"$root" "$root/dev/data/builtin_corpus.c" -o "$work/corpus" -lm &&
+        "$work/corpus" "$work/stories" 2 8200 >/dev/null
+    same "the built-in corpus by $flags" "$work/stories" '1715739093 531'
+    rm -rf "$work/stories"
 done
 finish

@@ -1,5 +1,6 @@
 """What tests in Python share: counted cases, runs of programs, and what a refusal is: a status and one line."""
 
+import copy
 import os
 import re
 import subprocess
@@ -61,6 +62,19 @@ def not_refused(done, pattern, status=2):
     if done.returncode != status or "\n" in line or not re.search(f"^error: .*{pattern}", line):
         return f"status {done.returncode}, {line[-400:]!r}, where {status} and {pattern!r} are promised"
     return ""
+
+
+def changed(tree, place, value):
+    """A copy of JSON whose value at PLACE, keys and numbers with "." between, is another; ...: is not there."""
+    tree = copy.deepcopy(tree)
+    *above, last = [int(key) if key.isdigit() else key for key in place.split(".")]
+    node = tree
+    for key in above:
+        node = node[key]
+    node[last] = value
+    if value is ...:
+        del node[last]
+    return tree
 
 
 def read(path, mode="r"):
