@@ -204,8 +204,8 @@ static const Reader READERS[] = {
     {"log", read_log, {
         {{"log.jsonl", "{'batch': 4}\n{'step': 1, 'loss': 5, 'lr': 0.001, 'grad_norm': null}\n"
                        "{'step': 2, 'loss': 4.5, 'outlier': true}\n{'step': 2, 'val_loss': 4}\n"}},
-        {{"log.jsonl", "{'step': -9223372036854775808, 'loss': 2}\n{'step': 9007199254740993, 'loss': 5}\n"
-                       "{'step': 9223372036854775803, 'loss': 4}\n{'step': 9223372036854775804, 'loss': 3}\n"}}}},
+        {{"log.jsonl", "{'step': -9223372036854775808, 'loss': 2}\n{'step': 1, 'val_loss': 1}\n"}},
+        {{"log.jsonl", "{'step': 9223372036854775803, 'loss': 4}\n{'step': 9223372036854775804, 'loss': 3}\n"}}}},
     {"state", read_state, {
         {{"trainer.json", "{'step': 2, 'samples': 2, 'train_data_fingerprint': 3149522105, 'ranks': 1, 'updates': 2, "
                           "'loss_scale': 1024, 'loss_scale_good_steps': 1, 'matmul_plans': '', "

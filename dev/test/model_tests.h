@@ -27,48 +27,29 @@ static real* device_values(Context* ctx, void* device, size_t n, ViewType type) 
     return copy;
 }
 
-// An activation that a layernorm takes, and what it made of its rows.
-typedef struct {
-    const char* name;
-    floatX* x;
-    real* rstd;
-    int rows;
-} NormCheck;
+// A large epsilon in config.json is that of every layernorm: next to it no variance counts in rstd.
+#define LARGE_EPSILON 1e8
 
-// A large epsilon in config.json is that of every layernorm: each row's rstd is 1 / sqrt(variance + epsilon).
-static void report_epsilon(Tests* t, const NormCheck* norms, size_t count, int C, double eps, Context* ctx) {
-    for (size_t i = 0; i < count; i++) {
-        int rows = norms[i].rows;
-        real *values = device_values(ctx, norms[i].x, (size_t)rows * (size_t)C, VIEW_FLOATX),
-             *got = device_values(ctx, norms[i].rstd, (size_t)rows, VIEW_REAL);
-        double worst = 0;
-        for (int n = 0; n < rows; n++) {
-            const real* row = values + (size_t)n * (size_t)C;
-            double mean = 0, variance = 0;
-            for (int c = 0; c < C; c++) mean += (double)row[c] / C;
-            for (int c = 0; c < C; c++) variance += ((double)row[c] - mean) * ((double)row[c] - mean) / C;
-            double error = fabs((double)got[n] * sqrt(variance + eps) - 1);
-            if (!(error <= worst)) worst = isfinite(error) ? error : INFINITY;
-        }
-        report(t, worst, sizeof(floatX) == sizeof(real) ? 1e-5 : 2e-2, "epsilon of %s", norms[i].name);
-        free(values), free(got);
-    }
+static void report_epsilon(Tests* t, const char* name, real* rstd, int rows, Context* ctx) {
+    real* got = device_values(ctx, rstd, (size_t)rows, VIEW_REAL);
+    int wrong = 0;
+    for (int i = 0; i < rows; i++) wrong += !(fabs((double)got[i] * sqrt(LARGE_EPSILON) - 1) <= 1e-5);
+    report(t, wrong, 0, "epsilon of %s", name);
+    free(got);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // The table of tensors
 
-// The sizes of a model. Weight decay is for matrices: not for biases and layernorms, which are the vectors. Tensors are
-// aligned, but for BERT's keys and values, which follow its queries as one matrix.
-static void report_counts(Tests* t, const char* name, const TensorTable* table, int tensors, size_t parameters) {
+// Weight decay is for matrices: not for biases and layernorms, which are the vectors. Tensors are aligned, but for BERT's
+// keys and values, which follow its queries as one matrix.
+static void report_places(Tests* t, const char* name, const TensorTable* table) {
     int wrong = 0;
     for (const Tensor* x = table->tensors; x < table->tensors + table->count; x++) {
         int follows = strstr(x->name, "self.key") || strstr(x->name, "self.value");
         wrong += x->decay != (x->ndim == 2);
         wrong += follows ? x->offset != x[-1].offset + x[-1].size : x->offset % TENSOR_ALIGNMENT != 0;
     }
-    report(t, abs(table->count - tensors), 0, "%s: %d tensors", name, tensors);
-    report(t, table->parameters != parameters, 0, "%s: %zu parameters", name, parameters);
     report(t, wrong, 0, "%s: places, and weight decay of matrices only", name);
 }
 
