@@ -61,10 +61,6 @@ static Bench* bench_open(Config config, int B, int T, int M, int recompute, uint
     return bench_open_as(config, -1, M, B, T, recompute, seed, ADAMW);
 }
 
-static Bench* bench_open_task(Config config, Task task, int K, int B, int T, int recompute, OptimizerKind kind) {
-    return bench_open_as(config, (int)task, K, B, T, recompute, 7, kind);
-}
-
 static void bench_close(Bench* b) {
     mlm_loader_close(&b->loader);
     mlm_batch_free(&b->batch);
@@ -83,10 +79,7 @@ static double bench_loss(Bench* b, int which) {
     return which < 0 ? (double)loss[0] + (double)loss[1] : (double)loss[which];
 }
 
-static MlmScales means(const MlmBatch* b) {
-    MlmScales scales = {.masked = 1.0 / b->masked, .next = 1.0 / b->count};
-    return scales;
-}
+static MlmScales means(const MlmBatch* b) { return (MlmScales){.masked = 1.0 / b->masked, .next = 1.0 / b->count}; }
 
 // Losses and gradients of the batch in step number `step`.
 static void bench_train_as(Bench* b, uint64_t step, MlmScales scales, Mode mode) {
@@ -317,38 +310,23 @@ static void test_equalities(Tests* t) {
     free(alone), free(plain);
 }
 
-// Dropout by the rates of config.json, drawn by (seed, step, layer, site): the activations of the batch at hand. In
-// evaluation all rates are 0.
-static void check_dropout(Tests* t, Bench* b, uint64_t seed, uint64_t step, int training) {
-    Model* m = &b->m;
-    DropoutCheck c = {.what = training ? "dropout" : "evaluation", .seed = seed, .step = step, .mask = FULL};
-    if (training) c.embedding = c.residual = 0.1, c.attention = 0.6;
-    c.C = m->config.C, c.NH = m->config.NH;
-    c.host = c.device = b->in.sequences;
-    c.host.sequence = b->batch.sequence, c.host.position = b->batch.position;
-    report_dropped_at(t, &c, 0, SITE_DROPOUT_EMBEDDING, m->a.ln0, NULL, &b->ctx);
-    for (int l = 0; l < m->config.L; l++) {
-        const BlockActs* a = &m->a.h[l];
-        floatX *sums[2] = {a->mid, a->out}, *residuals[2] = {input_of(m, l), a->ln1.v};
-        report_dropped_layer(t, &c, l, a->att.v, a->qkv, sums, residuals, &b->ctx);
-    }
-}
+static floatX* after_attention(const Model* m, int l) { return m->a.h[l].ln1.v; }
 
 static void test_dropout(Tests* t) {
-    const uint64_t seed = 7 | (uint64_t)3 << 40;
     Config config = config_of(
         "{\"model_type\": \"bert\", \"num_hidden_layers\": 2, \"num_attention_heads\": 3, \"hidden_size\": 48, "
         "\"intermediate_size\": 100, \"max_position_embeddings\": 19, \"vocab_size\": 53, \"initializer_range\": 0.2, "
         "\"hidden_dropout_prob\": 0.1, \"attention_probs_dropout_prob\": 0.6}");
-    Bench* b = bench_open(config, TINY_COUNT, TINY_T, TINY_COUNT * TINY_T, 0, seed);
+    Bench* b = bench_open(config, TINY_COUNT, TINY_T, TINY_COUNT * TINY_T, 0, 7 | (uint64_t)3 << 40);
     tiny_batch(&b->batch, 1, 3);  // number 1 of the step on
     bench_take(b);
     for (uint64_t step = 2; step < 4; step++) {
         bench_train(b, step);
-        check_dropout(t, b, seed, step, 1);
+        DropoutCheck c = {
+            0.1, 0.6, 0.1, FULL, b->in.sequences, b->in.sequences, b->m.a.ln0, {input_of, after_attention}};
+        c.host.sequence = b->batch.sequence, c.host.position = b->batch.position;
+        report_dropout(t, &b->m, &c, &b->ctx);
     }
-    evaluate_batch(&b->m, &b->in, means(&b->batch), SET, &b->ctx);
-    check_dropout(t, b, seed, 3, 0);
     bench_close(b);
 }
 
@@ -430,13 +408,7 @@ static void test_memory(Tests* t) {
         MemoryPlan plan = model_buffers_memory(&b->m.buffers, alone, &b->ctx);
         bench_fill(b, B, T, M / B);
         bench_step(b);
-        report_memory(t,
-                      named("memory of B=%d T=%d C=%d, %s%s", B, T, config.C,
-                            cases[i].kind == LAMB      ? "LAMB"
-                            : cases[i].kind == NORMUON ? "NorMuon"
-                                                       : "AdamW",
-                            cases[i].attention == MATERIALIZED ? ", materialized attention" : ""),
-                      &plan, &b->ctx);
+        report_memory(t, named("memory of %s B=%d T=%d", cases[i].model, B, T), &plan, &b->ctx);
         if (cases[i].kind == NORMUON) report_muon_step(t, &b->m.buffers, &b->o, &b->ctx);
         bench_close(b);
     }
@@ -489,8 +461,8 @@ static void test_finite_differences(Tests* t, double dropout, Gelu gelu, int nex
     config.tied = tied;
     config.gelu = gelu;
     config.next = next;
-    Bench* b = task < 0 ? bench_open(config, TINY_COUNT, TINY_T, TINY_COUNT * TINY_T, 0, 7)
-                        : bench_open_task(config, (Task)task, outputs, TINY_COUNT, TINY_T, 0, ADAMW);
+    int most = task < 0 ? TINY_COUNT * TINY_T : outputs;
+    Bench* b = bench_open_as(config, task, most, TINY_COUNT, TINY_T, 0, 7, ADAMW);
     Model* m = bench_model(b);
     tiny_batch(&b->batch, 0, TINY_COUNT);
     if (task >= 0) tiny_targets(&b->batch, (Task)task, outputs);

@@ -194,16 +194,15 @@ typedef struct {
     AdamWState a;
     size_t n;
     ParamSpan* spans;  // both the case and launchers read them
-    int count, blocks;
+    int count;
 } OptimizerShard;
 
 static inline OptimizerShard optimizer_shard(const OpCase* k, const ShardCut* cut, int i) {
     const Optimizer* o = OP_OWN(Optimizer);
     size_t begin = i ? cut->ends[i - 1] : 0;
-    OptimizerShard s = {optimizer_state(k), cut->ends[i] - begin, NULL, 0, 0};
+    OptimizerShard s = {optimizer_state(k), cut->ends[i] - begin, NULL, 0};
     s.spans = (ParamSpan*)pinned_memory(k->h, (size_t)o->count * sizeof *s.spans);
     s.count = adam_clip_spans(s.spans, o->spans, o->count, begin, s.n);
-    s.blocks = lamb_number_blocks(s.spans, s.count);
     s.a.params += begin, s.a.m += begin, s.a.v += begin, s.a.grads += begin, s.a.first = begin;
     if (s.a.master) s.a.master += begin;
     return s;

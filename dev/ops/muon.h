@@ -294,11 +294,7 @@ static inline void test_muon(Harness* h) {
     for (int is_normuon = 0; is_normuon < 2; is_normuon++) test_muon_zeros(h, is_normuon);
     test_muon_shards(h);
     if (OPTIMIZER_HAS_MASTER) test_muon_rounded(h);
-
-    case_begin(h, "muon/momentum in its first steps, and scale");
-    expect_within(h, "half way", muon_momentum_at(300, 150), 0.9, 1e-12);
-    expect_within(h, "after it", muon_momentum_at(300, 300), 0.95, 0);
-    expect_within(h, "without", muon_momentum_at(0, 0), 0.95, 0);
+    case_begin(h, "muon/scale");
     expect_within(h, "tall", muon_scale(3072, 768), 11.085126, 1e-6);
     case_end(h);
 }

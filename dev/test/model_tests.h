@@ -350,31 +350,33 @@ static void report_attention(Tests* t, const char* what, floatX* out, const floa
     free(got), free(want);
 }
 
-// The rates of a step, and where it is.
+// A step of training, whose sequences are `host` and on the device `device`, with the rates of config.json: of the
+// embeddings, of attention and of a layer's two sums with their residuals. Drawn by (seed, step, layer, site).
 typedef struct {
-    const char* what;
     double embedding, attention, residual;
-    uint64_t seed, step;
-    Sequences host, device;
-    int C, NH;
     Mask mask;
+    Sequences host, device;
+    floatX* embedded;
+    floatX* (*residuals[2])(const Model* m, int l);
 } DropoutCheck;
 
-// The embeddings `x`, or one of the two sums of a layer: residual `x` and branch.
-static void report_dropped_at(Tests* t, const DropoutCheck* c, int layer, int site, floatX* sum, floatX* x,
-                              Context* ctx) {
-    Dropout d = dropout_make(x ? c->residual : c->embedding, c->seed, c->step, layer, site, &c->host);
-    report_dropped(t, named("%s, layer %d, site %d", c->what, layer, site), sum, x, c->C, d, ctx);
-}
-
-// A layer's attention, and the sums after it and after the MLP with their residuals.
-static void report_dropped_layer(Tests* t, const DropoutCheck* c, int layer, floatX* out, const floatX* qkv,
-                                 floatX* sums[2], floatX* residuals[2], Context* ctx) {
-    AttentionShape shape = {.NH = c->NH, .HS = c->C / c->NH, .mask = c->mask};
-    shape.dropout = dropout_make(c->attention, c->seed, c->step, layer, SITE_DROPOUT_ATTENTION, &c->device);
-    report_attention(t, named("%s, layer %d, attention", c->what, layer), out, qkv, &c->device, shape, ctx);
-    report_dropped_at(t, c, layer, SITE_DROPOUT_ATTENTION_OUT, sums[0], residuals[0], ctx);
-    report_dropped_at(t, c, layer, SITE_DROPOUT_MLP_OUT, sums[1], residuals[1], ctx);
+static void report_dropout(Tests* t, const Model* m, const DropoutCheck* c, Context* ctx) {
+    static const int sites[] = {SITE_DROPOUT_ATTENTION_OUT, SITE_DROPOUT_MLP_OUT};
+    const int C = m->config.C, NH = m->config.NH;
+    uint64_t seed = m->buffers.dropout.seed, step = m->buffers.dropout.step;
+    Dropout d = dropout_make(c->embedding, seed, step, 0, SITE_DROPOUT_EMBEDDING, &c->host);
+    report_dropped(t, "dropout of embeddings", c->embedded, NULL, C, d, ctx);
+    for (int l = 0; l < m->config.L; l++) {
+        const BlockActs* a = &m->a.h[l];
+        AttentionShape shape = {.NH = NH, .HS = C / NH, .mask = c->mask};
+        shape.dropout = dropout_make(c->attention, seed, step, l, SITE_DROPOUT_ATTENTION, &c->device);
+        report_attention(t, named("dropout of attention, layer %d", l), a->att.v, a->qkv, &c->device, shape, ctx);
+        for (int k = 0; k < 2; k++) {
+            d = dropout_make(c->residual, seed, step, l, sites[k], &c->host);
+            report_dropped(t, named("dropout, layer %d, sum %d", l, k), k ? a->out : a->mid, c->residuals[k](m, l), C,
+                           d, ctx);
+        }
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------
