@@ -203,17 +203,6 @@ static void report_memory(Tests* t, const char* what, const MemoryPlan* plan, co
     report(t, !good, 0, "%s: scratch, %zu bytes of %zu planned", what, used, scratch);
 }
 
-// The plan of forward passes only has the same parameters as training, and hardly more.
-static void report_forward_alone(Tests* t, const MemoryPlan* alone, const MemoryPlan* training) {
-    enum { PLAN_PARAMETERS, PLAN_GRADIENTS, PLAN_STATE, PLAN_ACTIVATIONS };
-    int good = alone->part[PLAN_PARAMETERS].bytes == training->part[PLAN_PARAMETERS].bytes &&
-               alone->part[PLAN_GRADIENTS].bytes == 0 &&
-               16 * alone->part[PLAN_STATE].bytes < training->part[PLAN_STATE].bytes &&
-               3 * alone->part[PLAN_ACTIVATIONS].bytes < 2 * training->part[PLAN_ACTIVATIONS].bytes;
-    report(t, !good, 0, "forward passes only: %zu bytes, training %zu", memory_plan_bytes(alone),
-           memory_plan_bytes(training));
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // The ops of a step by name, and on the GPU its kernels: a fusion that is lost is one more
 
