@@ -5,20 +5,54 @@
 
 typedef Gpt2Config Config;
 #define config_read gpt2_config_read
-#include "dev/test/bench_gpt2.h"
+
+// A model with its optimizer and one batch, without files or flags.
+typedef struct {
+    Context ctx;
+    Model m;
+    LmData data;
+    Optimizer o;
+} Bench;
+
 #include "dev/test/model_tests.h"
 
 static const OptimizerSettings ADAMW_STEP = {
     .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .max_norm = 1.0};
 
-static Bench* bench_new(Config config, int B, int T, int recompute, uint64_t seed) {
+// `fp8`: --fp8.
+static Bench* bench_open_fp8(Config config, int B, int T, int recompute, int fp8, uint64_t seed) {
     Bench* b = (Bench*)xcalloc(1, sizeof *b);
-    bench_open(b, config, B, T, recompute, seed);
+    ModelBuffers* buffers = &b->m.buffers;
+    WeightRules rules = gpt2_weight_rules(&config);
+    context_init(&b->ctx);
+    model_plan(&b->m, config, B, T, recompute, 0);
+    buffers->fp8.is_wanted = fp8, buffers->fp8.keeps_x = recompute == RECOMPUTE_NOTHING;
+    fp8_state_plan(&buffers->fp8, &buffers->table, b->m.N);
+    model_buffers_alloc(buffers, &b->ctx);
+    lm_data_alloc(&b->data, B, T, NO_CUTS, &b->ctx);
+    optimizer_init_shard(&b->o, &buffers->table, (UpdateSettings){.kind = ADAMW, .master = WITH_MASTER},
+                         tensors_updated(&buffers->table), &b->ctx);
+    buffers->master = b->o.master;
+    model_buffers_init(buffers, &b->o, &rules, seed, &b->ctx);
+    buffers->dropout.seed = seed;
     return b;
 }
 
-static void bench_delete(Bench* b) {
-    bench_close(b);
+static Bench* bench_open(Config config, int B, int T, int recompute, uint64_t seed) {
+    return bench_open_fp8(config, B, T, recompute, 0, seed);
+}
+
+static void bench_load(Bench* b, const char* path) {
+    WeightRules rules = gpt2_weight_rules(&b->m.config);
+    model_buffers_read(&b->m.buffers, &b->o, path, &rules.file, &b->ctx);
+}
+
+static void bench_close(Bench* b) {
+    optimizer_free(&b->o);
+    lm_data_close(&b->data);
+    model_buffers_free(&b->m.buffers);
+    matmul_plans_free(&b->ctx);
+    context_free(&b->ctx);
     free(b);
 }
 
@@ -72,7 +106,7 @@ static void test_golden(Tests* t, const char* directory) {
     safetensors_open(&file, named("%s/golden.safetensors", directory));
     const SafeTensor* tokens = safetensors_find(&file, "tokens");
     int B = (int)tokens->shape[0], T = (int)tokens->shape[1], N = B * T;
-    Bench* b = bench_new(gpt2_config_read(named("%s/config.json", directory)), B, T, 0, 1);
+    Bench* b = bench_open(gpt2_config_read(named("%s/config.json", directory)), B, T, 0, 1);
     Model* m = &b->m;
     real losses[STEPS], norms[STEPS], loss;
     int* ids = (int*)xmalloc(2 * (size_t)N * sizeof(int));
@@ -96,7 +130,7 @@ static void test_golden(Tests* t, const char* directory) {
     report_golden(t, directory, "norms", &file, norms, STEPS, tolerance);
     report_padding(t, directory, &m->buffers, &b->ctx);
     free(ids), safetensors_close(&file);
-    bench_delete(b);
+    bench_close(b);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -115,7 +149,7 @@ static const char* tied_name(int tied) { return tied ? "tied" : "untied"; }
 // The gradients of one batch, in micro-batches, with recomputation.
 static real* gradients(Config config, int micro_batches, int recompute) {
     enum { B = 4, T = 13 };
-    Bench* b = bench_new(config, B / micro_batches, T, recompute, 5);
+    Bench* b = bench_open(config, B / micro_batches, T, recompute, 5);
     int all[2 * B * T], n = b->m.N;
     random_tokens(all, 2 * B * T, config.V, 9);
     for (int k = 0; k < micro_batches; k++) {
@@ -123,7 +157,7 @@ static real* gradients(Config config, int micro_batches, int recompute) {
         train_batch(b, 3, k * (B / micro_batches), 1.0 / (B * T), k == 0 ? SET : ADD);
     }
     real* result = device_values(&b->ctx, b->m.buffers.grads, b->m.buffers.table.elements, VIEW_REAL);
-    bench_delete(b);
+    bench_close(b);
     return result;
 }
 
@@ -157,16 +191,16 @@ static void test_equalities(Tests* t, int tied) {
 static void test_initial_values(Tests* t, int tied) {
     Config config = gpt2_config_from_descriptor("L=3,C=96,NH=3,V=257,T=64", 0);
     config.tied = tied;
-    Bench* b = bench_new(config, 1, 1, 0, 4);
+    Bench* b = bench_open(config, 1, 1, 0, 4);
     report_initial_values(t, tied_name(tied), &b->m.buffers, 3, &b->ctx);
     report_places(t, tied_name(tied), &b->m.buffers.table);
-    bench_delete(b);
+    bench_close(b);
 }
 
 static void test_epsilon(Tests* t) {
     Config config = tiny_config(1, 0);
     config.eps = LARGE_EPSILON;
-    Bench* b = bench_new(config, 2, 13, 0, 5);
+    Bench* b = bench_open(config, 2, 13, 0, 5);
     Acts* a = &b->m.a;
     bench_random(b, 9);
     evaluate_bench(b, 1.0 / b->m.N);
@@ -174,7 +208,7 @@ static void test_epsilon(Tests* t) {
     report_epsilon(t, "ln_2", a->h[0].ln2_stats.rstd, b->m.N, &b->ctx);
     report_epsilon(t, "ln_1", a->h[1].ln1_stats.rstd, b->m.N, &b->ctx);
     report_epsilon(t, "ln_f", a->lnf_stats.rstd, b->m.N, &b->ctx);
-    bench_delete(b);
+    bench_close(b);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -190,7 +224,7 @@ static void test_dropout(Tests* t) {
                   "\"vocab_size\": 53, "
                   "\"initializer_range\": 0.2, \"embd_pdrop\": 0.1, \"attn_pdrop\": 0.3, \"resid_pdrop\": 0.6}");
     int layout[DROPOUT_B + 1 + 2 * DROPOUT_N], *sequence = layout + DROPOUT_B + 1, *position = sequence + DROPOUT_N;
-    Bench* b = bench_new(config, DROPOUT_B, DROPOUT_T, 0, 7 | (uint64_t)3 << 40);
+    Bench* b = bench_open(config, DROPOUT_B, DROPOUT_T, 0, 7 | (uint64_t)3 << 40);
     Sequences s = lm_data_batch(&b->data, DROPOUT_B, DROPOUT_FIRST).s;
     DropoutCheck c = {0.1, 0.3, 0.6, CAUSAL, s, s, b->m.a.embedded, {residual_into, after_attention}};
     sequences_uniform(layout, sequence, position, DROPOUT_B, DROPOUT_T);
@@ -200,7 +234,7 @@ static void test_dropout(Tests* t) {
         train_batch(b, step, DROPOUT_FIRST, 1.0 / DROPOUT_N, SET);
         report_dropout(t, &b->m, &c, &b->ctx);
     }
-    bench_delete(b);
+    bench_close(b);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -217,7 +251,7 @@ static void document_tokens(int* tokens, int V) {
 
 // Gradients, then the loss, in micro-batches of `rows`; documents are kept apart.
 static real* document_gradients(Config config, const int* tokens, int rows) {
-    Bench* b = bench_new(config, rows, DOCUMENT_T, 0, 5);
+    Bench* b = bench_open(config, rows, DOCUMENT_T, 0, 5);
     Model* m = &b->m;
     size_t ints = documents_ints(m->N), n = m->buffers.table.elements;
     int *host = (int*)xmalloc(ints * sizeof(int)), *device = (int*)device_alloc(&b->ctx, ints * sizeof(int), "batch");
@@ -238,7 +272,7 @@ static real* document_gradients(Config config, const int* tokens, int rows) {
     result = (real*)xrealloc(result, (n + 1) * sizeof(real));
     result[n] = (real)model_loss(m, &b->ctx);
     free(host), device_free(device, ints * sizeof(int));
-    bench_delete(b);
+    bench_close(b);
     return result;
 }
 
@@ -248,7 +282,7 @@ static real* documents_alone(Config config, const int* tokens) {
     real* sums = NULL;
     for (int begin = 0, end; begin < DOCUMENT_N; begin = end) {
         for (end = begin + 1; end % DOCUMENT_T != 0 && tokens[end] != END_OF_TEXT;) end++;
-        Bench* b = bench_new(config, 1, end - begin, 0, 5);
+        Bench* b = bench_open(config, 1, end - begin, 0, 5);
         Model* m = &b->m;
         size_t n = m->buffers.table.elements;
         for (int i = 0; i < m->N; i++) b->data.layout[2 + m->N + i] += begin % DOCUMENT_T;
@@ -257,7 +291,7 @@ static real* documents_alone(Config config, const int* tokens) {
         if (!sums) sums = (real*)xcalloc(n + 1, sizeof(real));
         for (size_t i = 0; i < n; i++) sums[i] += m->buffers.grads[i];
         sums[n] += (real)model_loss(m, &b->ctx);
-        bench_delete(b);
+        bench_close(b);
     }
     return sums;
 }
@@ -287,7 +321,7 @@ static void test_documents(Tests* t, int tied) {
 
 // A model that trains on one batch.
 static Bench* overfit_open(MasterWeights master, double scale, LossScaleKind kind, int growth_interval) {
-    Bench* b = bench_new(tiny_config(1, 0.1), 2, 13, 0, 5);
+    Bench* b = bench_open(tiny_config(1, 0.1), 2, 13, 0, 5);
     LossScale state = {.scale = (real)scale};
     LossScaleRule rule = {.kind = kind, .growth_interval = growth_interval};
     if (master == NO_MASTER) {
@@ -356,7 +390,7 @@ static void test_loss_scaling(Tests* t) {
         report(t, after.good + fabs((double)(after.updates - state.updates)), 0, "and is no update");
         free(before), free(left);
     }
-    bench_delete(plain), bench_delete(scaled);
+    bench_close(plain), bench_close(scaled);
 }
 
 // Without master weights training works. In full precision there is no difference to see.
@@ -371,7 +405,7 @@ static void test_no_master(Tests* t) {
     }
     report(t, !without->o.master && last < first / 2 ? fabs(last - exact) : INFINITY, first / 10,
            "without master weights the loss falls as it does with them");
-    bench_delete(with), bench_delete(without);
+    bench_close(with), bench_close(without);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -392,17 +426,11 @@ static void test_ops(Tests* t, int recompute) {
         "residual_layernorm_backward ";
     const int more = recompute ? 3 : 0;
     // An op is one kernel, but for two that sum a bias apart, and attention, which is two.
-    StepOps want = {forward_ops, recompute ? recomputing_ops : backward_ops, 3, 10, 18 + more, 7, 14 + more};
-    Bench* b = bench_new(gpt2_config_from_descriptor("L=3,C=128,NH=2,V=53,T=64", 0), 2, 64, recompute, 5);
-    LoggedStep logged;
+    const StepOps want = {forward_ops, recompute ? recomputing_ops : backward_ops, 3, 10, 18 + more, 7, 14 + more};
+    Bench* b = bench_open(gpt2_config_from_descriptor("L=3,C=128,NH=2,V=53,T=64", 0), 2, 64, recompute, 5);
     bench_random(b, 5);
-    bench_step(b);
-    logged_begin(&logged, &b->ctx);
-    bench_step(b);
-    logged_end(&logged, &b->ctx);
-    want.outside += fp32_copies_bytes(&b->m.buffers.table) > 0;
-    report_launches(t, recompute ? "recompute 2" : "a step", &logged, &want);
-    bench_delete(b);
+    report_launches(t, recompute ? "recompute 2" : "a step", b, &want);
+    bench_close(b);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -429,8 +457,7 @@ static void test_memory(Tests* t) {
     const int has_fp8 = !GPU_BUILD || strcmp(FLOATX_NAME, "BF16") == 0;
     for (size_t i = 0; i < COUNT_OF(cases); i++)
         for (int path = FLASH; path < FLASH + paths && (has_fp8 || !cases[i].fp8); path++) {
-            Bench* b = (Bench*)xcalloc(1, sizeof *b);
-            bench_open_fp8(b, cases[i].config, cases[i].B, cases[i].T, cases[i].recompute, cases[i].fp8, 3);
+            Bench* b = bench_open_fp8(cases[i].config, cases[i].B, cases[i].T, cases[i].recompute, cases[i].fp8, 3);
             device_set_attention(&b->ctx, (AttentionPath)path);
             UpdateSettings alone = {.kind = ADAMW, .master = WITH_MASTER, .ranks = 1};
             MemoryPlan plan = model_buffers_memory(&b->m.buffers, alone, &b->ctx);
@@ -439,7 +466,7 @@ static void test_memory(Tests* t) {
             bench_step(b);
             const char* what = named("memory of case %zu, attention path %d", i, path);
             report_memory(t, what, &plan, &b->ctx);
-            bench_delete(b);
+            bench_close(b);
         }
 }
 
@@ -450,14 +477,14 @@ static void test_forward_alone(Tests* t, int tied) {
     real* losses[2];
     size_t N = 0;
     for (int i = 0; i < 2; i++) {
-        Bench* b = bench_new(tiny_config(tied, 0.15), 4, 13, i ? FORWARD_ONLY : RECOMPUTE_NOTHING, 3);
+        Bench* b = bench_open(tiny_config(tied, 0.15), 4, 13, i ? FORWARD_ONLY : RECOMPUTE_NOTHING, 3);
         MemoryPlan plan = model_buffers_memory(&b->m.buffers, settings, &b->ctx);
         N = (size_t)b->m.N;
         bench_random(b, 5);
         evaluate_bench(b, 1);
         losses[i] = device_values(&b->ctx, b->m.a.losses, N, VIEW_REAL);
         if (i == 1) report_memory(t, "memory of forward passes only", &plan, &b->ctx);
-        bench_delete(b);
+        bench_close(b);
     }
     report_bits(t, losses[1], losses[0], N, tied, "forward passes only give");
     free(losses[0]), free(losses[1]);
@@ -475,24 +502,24 @@ static double train_again(void* bench) {
 static void test_finite_differences(Tests* t, int tied, double dropout, Gelu gelu) {
     Config config = tiny_config(tied, dropout);
     config.gelu = gelu;
-    Bench* b = bench_new(config, 2, 13, 0, 7);
+    Bench* b = bench_open(config, 2, 13, 0, 7);
     bench_random(b, 21);
     shake_parameters(&b->m.buffers);
     report_finite_differences(t,
                               named("%s, dropout %g, %s", tied_name(tied), dropout, gelu == GELU_TANH ? "tanh" : "erf"),
                               &b->m.buffers, train_again, b);
-    bench_delete(b);
+    bench_close(b);
 }
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
 
 static void test_muon_step(Tests* t) {
-    Bench* b = bench_new(tiny_config(0, 0), 2, 13, 0, 5);
+    Bench* b = bench_open(tiny_config(0, 0), 2, 13, 0, 5);
     bench_random(b, 9);
     train_batch(b, 0, 0, 1.0 / b->m.N, SET);
     report_muon_step(t, &b->m.buffers, &b->o, &b->ctx);
-    bench_delete(b);
+    bench_close(b);
 }
 
 int main(void) {

@@ -206,42 +206,17 @@ static void report_memory(Tests* t, const char* what, const MemoryPlan* plan, co
 // ---------------------------------------------------------------------------------------------------------
 // The ops of a step by name, and on the GPU its kernels: a fusion that is lost is one more
 
-typedef struct {
-    ScopeLog log;
-    KernelTrace trace;
-    int is_tracing;
-} LoggedStep;
-
-// What is launched from here on is logged. The same was run before: the first time, matmuls are chosen.
-static void logged_begin(LoggedStep* s, Context* ctx) {
-    device_synchronize(ctx);
-    const char* why = kernel_trace_start(&s->trace, ctx);
-    s->is_tracing = !why;
-#ifdef __CUDACC__
-    if (why) printf("skip the kernels of a step: %s\n", why);
-#endif
-    scope_log_open(&s->log, s->is_tracing ? &s->trace : NULL);
-    if (s->is_tracing) {
-        kernel_trace_collect(&s->trace);
-        kernel_trace_clear(&s->trace);
-    }
-    scope_attach(ctx, &s->log.observer);
-}
-
-static void logged_end(LoggedStep* s, Context* ctx) {
-    scope_detach(ctx, &s->log.observer);
-    device_synchronize(ctx);
-    if (s->is_tracing) kernel_trace_collect(&s->trace);
-}
+// Each test has its own.
+static void bench_step(Bench* b);
 
 // `want`: the ops of a layer in one direction, a space after each.
-static void report_ops(Tests* t, const char* what, const LoggedStep* s, Direction direction, int layer,
+static void report_ops(Tests* t, const char* what, const ScopeLog* log, Direction direction, int layer,
                        const char* want) {
     Text ops = {NULL, 0, 0};
     text_append(&ops, "", 0);
-    for (size_t i = 0; i < s->log.count; i++)
-        if (s->log.records[i].scope.direction == direction && s->log.records[i].scope.layer == layer)
-            text_printf(&ops, "%s ", s->log.records[i].scope.op);
+    for (size_t i = 0; i < log->count; i++)
+        if (log->records[i].scope.direction == direction && log->records[i].scope.layer == layer)
+            text_printf(&ops, "%s ", log->records[i].scope.op);
     int same = strcmp(ops.text, want) == 0;
     if (!same) printf("got  %s\nwant %s\n", ops.text, want);
     report(t, !same, 0, "%s: the ops of layer %d, %s", what, layer, direction_name(direction));
@@ -250,7 +225,7 @@ static void report_ops(Tests* t, const char* what, const LoggedStep* s, Directio
 
 // Kernels of a layer in one direction: neither fills and copies, nor cuBLASLt's helper kernels. Not in full precision,
 // whose attention launches one kernel per sequence. Every op has launched something.
-static void report_kernels(Tests* t, const char* what, const LoggedStep* s, const ProfileStep* step,
+static void report_kernels(Tests* t, const char* what, const ScopeLog* log, const ProfileStep* step,
                            Direction direction, int layer, int want) {
     int kernels = 0, ops = 0, without = 0, is_full_precision = sizeof(floatX) == sizeof(real);
     if (is_full_precision) return;
@@ -260,8 +235,8 @@ static void report_kernels(Tests* t, const char* what, const LoggedStep* s, cons
         kernels += row->grid[0] && !strstr(row->full, "cublasLt::");
         ops += !row->is_helper;
     }
-    for (size_t i = 0; i < s->log.count; i++)
-        without += s->log.records[i].scope.direction == direction && s->log.records[i].scope.layer == layer;
+    for (size_t i = 0; i < log->count; i++)
+        without += log->records[i].scope.direction == direction && log->records[i].scope.layer == layer;
     without -= ops;
     report(t, abs(kernels - want) + without, 0, "%s: %d kernels of layer %d, %s, and %d ops without any", what, kernels,
            layer, direction_name(direction), without);
@@ -276,24 +251,42 @@ typedef struct {
     int layers, outside, a_layer, forward_kernels, backward_kernels;
 } StepOps;
 
-static void report_launches(Tests* t, const char* what, LoggedStep* s, const StepOps* want) {
+// The second of two steps: the first time, matmuls are chosen.
+static void report_launches(Tests* t, const char* what, Bench* b, const StepOps* want) {
     enum { MIDDLE = 1 };
+    ScopeLog log;
+    KernelTrace trace;
+    Context* ctx = &b->ctx;
+    bench_step(b);
+    device_synchronize(ctx);
+    const char* why = kernel_trace_start(&trace, ctx);
+#ifdef __CUDACC__
+    if (why) printf("skip the kernels of a step: %s\n", why);
+#endif
+    scope_log_open(&log, why ? NULL : &trace);
+    if (!why) kernel_trace_collect(&trace), kernel_trace_clear(&trace);
+    scope_attach(ctx, &log.observer);
+    bench_step(b);
+    scope_detach(ctx, &log.observer);
+    device_synchronize(ctx);
     for (int layer = 0; layer < want->layers; layer++) {
-        report_ops(t, what, s, FORWARD, layer, want->forward);
-        report_ops(t, what, s, BACKWARD, layer, want->backward);
+        report_ops(t, what, &log, FORWARD, layer, want->forward);
+        report_ops(t, what, &log, BACKWARD, layer, want->backward);
     }
-    report(t, fabs((double)s->log.count - (want->outside + want->layers * want->a_layer)), 0,
+    int outside = want->outside + (fp32_copies_bytes(&b->m.buffers.table) > 0);
+    report(t, fabs((double)log.count - (outside + want->layers * want->a_layer)), 0,
            "%s: and as many ops in the whole step", what);
-    if (s->is_tracing) {
+    if (!why) {
         ProfileStep step;
-        profile_from_log(&step, &s->log, 1);
-        report_kernels(t, what, s, &step, FORWARD, MIDDLE, want->forward_kernels);
-        report_kernels(t, what, s, &step, BACKWARD, MIDDLE, want->backward_kernels);
+        kernel_trace_collect(&trace);
+        profile_from_log(&step, &log, 1);
+        report_kernels(t, what, &log, &step, FORWARD, MIDDLE, want->forward_kernels);
+        report_kernels(t, what, &log, &step, BACKWARD, MIDDLE, want->backward_kernels);
         profile_step_free(&step);
     }
-    kernel_trace_stop(&s->trace);
-    kernel_trace_free(&s->trace);
-    scope_log_close(&s->log);
+    kernel_trace_stop(&trace);
+    kernel_trace_free(&trace);
+    scope_log_close(&log);
 }
 
 // ---------------------------------------------------------------------------------------------------------
