@@ -16,7 +16,6 @@
 #include "apps/tune/squad.h"
 #include "apps/use/bpe.h"
 #include "dev/test/child.h"
-#include "llmc/base/rng.h"
 #include "llmc/checkpoint/loss_svg.h"
 #include "llmc/checkpoint/state.h"
 #include "llmc/data/safetensors.h"
