@@ -41,8 +41,8 @@ static void report_epsilon(Tests* t, const char* name, real* rstd, int rows, Con
 // ---------------------------------------------------------------------------------------------------------
 // The table of tensors
 
-// Weight decay is for matrices: not for biases and layernorms, which are the vectors. Tensors are aligned, but for BERT's
-// keys and values, which follow its queries as one matrix.
+// Weight decay is for matrices: not for biases and layernorms, which are the vectors. Tensors are aligned, but for
+// BERT's keys and values, which follow its queries as one matrix.
 static void report_places(Tests* t, const char* name, const TensorTable* table) {
     int wrong = 0;
     for (const Tensor* x = table->tensors; x < table->tensors + table->count; x++) {

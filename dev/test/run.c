@@ -306,9 +306,13 @@ static void test_retention(Tests* t) {
 // Everything that a run renames into place was flushed before, and its directory after.
 static void test_power_cut(Tests* t) {
     Tiny tiny;
+    Log log;
     tiny_open(&tiny, t);
     disk_flushed_count = disk_names_count = disk_lost = 0;
-    EXPECT(t, tiny_begin(&tiny, 1, 0) == 0 && tiny_begin(&tiny, 2, 0) == 0);
+    EXPECT(t, tiny_begin(&tiny, 1, 0) == 0 && tiny_begin(&tiny, 2, 0) == 0 && disk_names_count == 0);
+    free(put_text_file(t, "out/log.jsonl", "{\"step\": 1}\n{\"step\": 2}\n"));
+    log_open(&log, tiny_out, 1);  // cuts it back
+    log_close(&log);
     EXPECT_EQ(t, disk_lost, 0);         // renamed before they were flushed
     EXPECT_EQ(t, disk_names_count, 0);  // directories that were not flushed
     tiny_close(&tiny);
