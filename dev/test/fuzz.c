@@ -238,7 +238,7 @@ static const Reader READERS[] = {
         {{"texts.txt", "a the aab\nab 12 ab\nthe\n"}, WORDS}}},
     {"squad", read_squad, {
         {{"questions.json", "{'data': [{'paragraphs': [{'context': 'The aab b\u00e9bing, \u4e2d ab 12 the a b', 'qas': "
-                            "[{'id': 'q0', 'question': 'the a?', 'answers': [{'answer_start': 4, 'text': 'aab'}]}, "
+                            "[{'id': 'q0', 'question': 'the a?', 'answers': [{'answer_start': 0, 'text': 'The'}]}, "
                             "{'id': 'q1', 'question': 'ab', 'is_impossible': true, 'answers': []}]}]}]}"}, WORDS}}},
 };
 // clang-format on
@@ -300,7 +300,9 @@ static void change(Text* t) {
     size_t at = draw(draw(2) ? t->length : min_size(t->length, 64)), some = draw(min_size(t->length - at, 40));
     size_t begin, from, end = draw_token(t, &begin), to = draw_token(t, &from), kind = draw(10);
     const char* word = odd[draw(COUNT_OF(odd))];
+    char number[32];  // near the token's
     if (t->length == 0) return;
+    snprintf(number, sizeof number, "%lld", (long long)((uint64_t)strtoll(t->text + begin, NULL, 10) + draw(9) - 4));
     if (kind == 0) t->text[at] = (char)(t->text[at] ^ 1 << draw(8));
     else if (kind == 1) change_integer(t, at);
     else if (kind == 2) text_splice(t, at, t->length - at, "", 0);
@@ -308,6 +310,7 @@ static void change(Text* t) {
         for (size_t more = (size_t)1 << draw(8); more; more--) text_splice(t, at, 0, t->text + at, some);
     else if (kind == 4) text_splice(t, at, some, "", 0);
     else if (kind == 5) text_splice(t, begin, end - begin, t->text + from, to - from);
+    else if (kind == 6) text_splice(t, begin, end - begin, number, strlen(number));
     else text_splice(t, begin, end - begin, word, strlen(word));
 }
 
