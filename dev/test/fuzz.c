@@ -286,6 +286,8 @@ static void change_integer(Text* t, size_t at) {
     memcpy(t->text + at, &x, width);
 }
 
+#define DIGITS "0123456789"
+
 // A byte, an integer or a piece, half of the time where headers are; or a token.
 static void change(Text* t) {
     // clang-format off
@@ -300,9 +302,10 @@ static void change(Text* t) {
     size_t at = draw(draw(2) ? t->length : min_size(t->length, 64)), some = draw(min_size(t->length - at, 40));
     size_t begin, from, end = draw_token(t, &begin), to = draw_token(t, &from), kind = draw(10);
     const char* word = odd[draw(COUNT_OF(odd))];
-    char number[32];  // near the token's
+    char number[32];  // near the next in the text
     if (t->length == 0) return;
-    snprintf(number, sizeof number, "%lld", (long long)((uint64_t)strtoll(t->text + begin, NULL, 10) + draw(9) - 4));
+    size_t digit = begin + strcspn(t->text + begin, DIGITS), digits = strspn(t->text + digit, DIGITS);
+    snprintf(number, sizeof number, "%lld", (long long)((uint64_t)strtoll(t->text + digit, NULL, 10) + draw(9) - 4));
     if (kind == 0) t->text[at] = (char)(t->text[at] ^ 1 << draw(8));
     else if (kind == 1) change_integer(t, at);
     else if (kind == 2) text_splice(t, at, t->length - at, "", 0);
@@ -310,7 +313,7 @@ static void change(Text* t) {
         for (size_t more = (size_t)1 << draw(8); more; more--) text_splice(t, at, 0, t->text + at, some);
     else if (kind == 4) text_splice(t, at, some, "", 0);
     else if (kind == 5) text_splice(t, begin, end - begin, t->text + from, to - from);
-    else if (kind == 6) text_splice(t, begin, end - begin, number, strlen(number));
+    else if (kind == 6) text_splice(t, digit, digits, number, strlen(number));
     else text_splice(t, begin, end - begin, word, strlen(word));
 }
 
