@@ -14,11 +14,11 @@ EMULATED := $(addprefix $E/,ops_80 ops_90a)
 # What tests train on: made by dev/test/text.py, the same bytes every time.
 TEST_CORPUS := build/test_corpus/builtin/train.bin
 
-$(addprefix $(B)/test_,gpt2 bert gpt2_double bert_double run profile data data_tsan) $(RECSYS) $(RECSYS_TESTS): $(PAGES)
+$(addprefix $(B)/test_,gpt2 bert gpt2_double bert_double run profile data data_tsan fuzz) $(RECSYS) $(RECSYS_TESTS): $(PAGES)
 $(addprefix $(G)/,$(GPU_PROGRAMS) test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu): $(PAGES)
 
 # They use a part of a trainer's source.
-$(B)/test_bert $(B)/test_bert_double $(B)/fuzz_of_gpt2.o $(B)/fuzz_of_bert.o: WARN += -Wno-unused-function
+$(B)/test_bert $(B)/test_bert_double: WARN += -Wno-unused-function
 
 $(addprefix $(G)/,$(GPU_PROGRAMS) test_gpt2cu test_bertcu): $(G)/%cu: %.cu Makefile dev/dev.mk $(G)/command
 	$(NVCC) $(NVFLAGS) $(COMMIT) -MF $@.d $< -o $@ $(NVLIBS)
@@ -107,15 +107,6 @@ $(B)/late/train_%: train_%.cu Makefile dev/dev.mk $(B)/command $(PAGES)
 # Without OpenMP, whose synchronisation ThreadSanitizer does not see.
 $(B)/test_data_tsan: dev/test/data.c Makefile dev/dev.mk $(B)/command
 	$(CC) -x c -std=c11 $(CPP) -O1 -g -fsanitize=thread $(WARN) -Wno-unknown-pragmas $< -o $@ $(LIBS)
-
-# Either trainer's readers are a source of their own. Mutated inputs need no speed.
-$(B)/fuzz.o: dev/test/fuzz.c
-$(B)/fuzz_of_gpt2.o $(B)/fuzz_of_bert.o: dev/test/fuzz_trainer.c
-$(B)/fuzz.o $(B)/fuzz_of_gpt2.o $(B)/fuzz_of_bert.o: $(B)/%.o: Makefile dev/dev.mk $(B)/command $(PAGES)
-	$(COMPILE) -O1 -DBUILD_$* -c $(filter dev/test/%.c,$^) -o $@
-
-$(B)/test_fuzz: $(B)/fuzz.o $(B)/fuzz_of_gpt2.o $(B)/fuzz_of_bert.o
-	$(CC) $(CFLAGS) $^ -o $@ $(LIBS)
 
 $(B)/test_%: dev/test/%.c Makefile dev/dev.mk $(B)/command
 	$(COMPILE) $< -o $@ $(LIBS)

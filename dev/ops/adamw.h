@@ -194,47 +194,40 @@ typedef struct {
     AdamWState a;
     size_t n;
     ParamSpan* spans;  // both the case and launchers read them
-    int count, blocks;
+    int count;
 } OptimizerShard;
 
 static inline OptimizerShard optimizer_shard(const OpCase* k, const ShardCut* cut, int i) {
     const Optimizer* o = OP_OWN(Optimizer);
     size_t begin = i ? cut->ends[i - 1] : 0;
-    OptimizerShard s = {optimizer_state(k), cut->ends[i] - begin, NULL, 0, 0};
+    OptimizerShard s = {optimizer_state(k), cut->ends[i] - begin, NULL, 0};
     s.spans = (ParamSpan*)pinned_memory(k->h, (size_t)o->count * sizeof *s.spans);
     s.count = adam_clip_spans(s.spans, o->spans, o->count, begin, s.n);
-    s.blocks = lamb_number_blocks(s.spans, s.count);
     s.a.params += begin, s.a.m += begin, s.a.v += begin, s.a.grads += begin, s.a.first = begin;
     if (s.a.master) s.a.master += begin;
     return s;
 }
 
-// The results of a part of the updates after those of all at once: the same bits.
-static inline void optimizer_expect_same(OpCase* k, void (*whole)(void* k), void (*parts)(OpCase* k, const void* how),
-                                         const void* how) {
+// The shards' results after those of all at once: the same bits.
+static inline void test_adamw_shards(Harness* h, const ShardCut* cut, OpWay way) {
+    OpCase* k = op_case(h, &ADAMW, ADAMW.passes, OPTIMIZER_ROWS[1], way);
     const Array written[] = {k->params, k->m, k->v, k->master};
     real* want[COUNT_OF(written)];
-    whole(k);
-    for (size_t i = 0; i < COUNT_OF(written); i++) want[i] = copy_of(k->h, written[i]), array_restore(written[i]);
-    parts(k, how);
-    for (size_t i = 0; i < COUNT_OF(written); i++) expect_equal(k->h, "the same in parts", written[i], want[i]);
-}
-
-static inline void adamw_run_shards(OpCase* k, const void* how) {
-    const ShardCut* cut = (const ShardCut*)how;
+    adamw_run(k);
+    for (size_t i = 0; i < COUNT_OF(written); i++) want[i] = copy_of(h, written[i]), array_restore(written[i]);
     for (int i = 0; i < cut->shards; i++) {
         OptimizerShard s = optimizer_shard(k, cut, i);
         adamw_update(s.a, s.n, s.spans, s.count, OP_OWN(Optimizer)->h, k->ctx);
     }
+    for (size_t i = 0; i < COUNT_OF(written); i++) expect_equal(h, "the same in parts", written[i], want[i]);
+    case_end(h);
 }
 
 static inline void test_adamw(Harness* h) {
     test_rounding(h);
     for (size_t way = 0; way < COUNT_OF(SHARD_CUTS) * OPTIMIZER_KINDS; way++) {
         OpWay w = {SET, SET, (int)(way % OPTIMIZER_KINDS), 0, 0};
-        OpCase* k = op_case(h, &ADAMW, ADAMW.passes, OPTIMIZER_ROWS[1], w);
-        optimizer_expect_same(k, adamw_run, adamw_run_shards, &SHARD_CUTS[way / OPTIMIZER_KINDS]);
-        case_end(h);
+        test_adamw_shards(h, &SHARD_CUTS[way / OPTIMIZER_KINDS], w);
     }
 }
 

@@ -170,7 +170,6 @@ static inline void test_attention(Harness* h) {
         test_attention_draws(h, "equal", EQUAL, COUNT_OF(EQUAL), form, mask);
         test_attention_draws(h, "all lengths", lengths, COUNT_OF(lengths), form, mask);
     }
-    test_attention_grid(h);
     test_attention_scratch(h);
 }
 

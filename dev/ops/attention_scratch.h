@@ -80,23 +80,6 @@ static void test_attention_draws(Harness* h, const char* name, const int* length
     case_end(h);
 }
 
-// Blocks stay within CUDA's grid for every batch whose bits a GPU's memory can hold.
-static void test_attention_grid(Harness* h) {
-    const size_t memory = (size_t)1 << 39;
-    int tried = 0;
-    case_begin(h, "attention/grid of draws");
-    for (int T = 1; T <= 1 << 23; T = T < 8 ? T + 1 : T * 2 - T / 4)
-        for (int64_t N = T; N <= 1 << 23 && draw_bytes((int)N, (int)(N / T), T, 1) <= memory; N = 2 * N - N % T)
-            for (int way = 0; way < 4; way++, tried++) {
-                int64_t threads = N / T * draw_threads((DrawForm)(way % 2), way / 2 ? FULL : CAUSAL, T);
-                int NH = (int)(memory / draw_bytes((int)N, (int)(N / T), T, 1));
-                if (draw_blocks_of_head(threads) * min_int(NH, 65536) > INT32_MAX)
-                    case_fail(h, "N=%lld T=%d NH=%d: %lld threads", (long long)N, T, NH, (long long)threads);
-            }
-    expect_true(h, "sizes are tried", tried > 1000);
-    case_end(h);
-}
-
 // The sums of a batch's heads in the backward pass on Hopper GPUs: each is in the scratch, and no two share a place
 // that is in use at the same time.
 static void attention_check_sums(Harness* h, const HopperScratch* z, const int* lengths, int count, int NH, int most) {

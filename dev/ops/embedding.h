@@ -107,18 +107,4 @@ static const Op EMBEDDING = {OP_OF("embedding", "N S V C T types padding tokens"
                              .rates = {0, 0.3},
                              .grad = EMBEDDING_GRAD};
 
-// More tokens than the position table has rows, fewer than the word table; all of a table is written where it is SET.
-static inline void test_embedding_bytes(Harness* h) {
-    static const int ROW[] = {10, 3, 19, 48, 5, 2, -1, TOKENS_RANDOM};
-    for (int modes = 0; modes < 4; modes++) {
-        OpWay way = {modes % 2 ? ADD : SET, modes / 2 ? ADD : SET, 0, 0, 0};
-        const double C = 48, words = modes % 2 ? 2 * 10 : 19, others = modes / 2 ? 2 * (5 + 2) : 5 + 2;
-        void* k = op_case(h, &EMBEDDING, &EMBEDDING.passes[1], ROW, way);
-        expect_bytes(h, "embedding_forward", embedding_run_forward, k, (10 + 5 + 2 + 10) * C * sizeof(floatX));
-        expect_bytes(h, "embedding_backward", embedding_run_backward, k,
-                     10 * C * sizeof(floatX) + (words + others) * C * sizeof(real));
-        case_end(h);
-    }
-}
-
 #endif

@@ -147,29 +147,15 @@ static inline void expect_true(Harness* h, const char* what, int condition) {
     if (!condition) case_fail(h, "%s does not hold", what);
 }
 
-// What run(state) opens.
-static inline void scopes_of(Harness* h, ScopeLog* log, void (*run)(void* state), void* state) {
-    scope_log_open(log, NULL);
-    scope_attach(&h->ctx, &log->observer);
-    run(state);
-    scope_detach(&h->ctx, &log->observer);
-}
-
-// What the op says it moves at least, in the scope that run(state) opens; op NULL: of any name.
-static inline void expect_bytes(Harness* h, const char* op, void (*run)(void* state), void* state, double want) {
-    ScopeLog log;
-    scopes_of(h, &log, run, state);
-    expect_true(h, "a scope", log.count > 0 && (!op || strcmp(log.records[0].scope.op, op) == 0));
-    expect_within(h, "bytes", log.count ? log.records[0].scope.bytes : 0, want, 0);
-    scope_log_close(&log);
-}
-
 // Time run(state). Its name, shapes, flops and bytes are those of the scopes that it opens.
 static inline void bench(Harness* h, const char* suffix, void (*run)(void* state), void* state) {
     ScopeLog log;
     double flops = 0, bytes = 0;
     char name[96];
-    scopes_of(h, &log, run, state);
+    scope_log_open(&log, NULL);
+    scope_attach(&h->ctx, &log.observer);
+    run(state);
+    scope_detach(&h->ctx, &log.observer);
     CHECK(log.count > 0);
     for (size_t i = 0; i < log.count; i++)
         if (log.records[i].outer == NO_SCOPE) flops += log.records[i].scope.flops, bytes += log.records[i].scope.bytes;

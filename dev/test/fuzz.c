@@ -1,156 +1,361 @@
-/* A mutation fuzzer over every reader of files and flags (fuzz_readers.h lists them).
+/* A mutation fuzzer over the readers of files that users bring.
  *
- *     build/san/test_fuzz --inputs 100000 --seconds 240      as `make san` runs it, from the repository's root
- *     build/san/test_fuzz --reader json --seed 7             one reader, other draws
+ *     build/san/test_fuzz 100000 240          as `make san` runs it: inputs of all readers, and seconds for them
+ *     build/san/test_fuzz 100000 240 json 7   one reader, other draws
  *
- * Inputs, which are a few files each, are made from valid ones (fuzz_mutate.h). Before them, everything in
- * dev/test/corpus/READER/ is read, where each input that was ever a failure is kept.
+ * An input is a case of READERS with one to eight changes; first each is read as it is. Every draw comes from one
+ * stream, so that an input is a function of (seed, reader, number).
  *
- * A reader must take an input, and what it makes of it must be sound, or refuse it: with a documented exit status,
- * after lines that begin with "warning: " and one that begins with "error: ", leaving the files of a run as they were.
- * All else is a failure: a signal, a sanitizer's report, an internal check, more memory than such a file can need, or
- * five seconds. A child process reads each input. */
-#include "fuzz_readers.h"
-#include "llmc/run/find_files.h"
+ * A reader must take an input, and what it makes of it must be sound, or refuse it: with status 2, after lines that
+ * begin with "warning: " and one that begins with "error: ". All else is a failure: a signal, a sanitizer's report, an
+ * internal check, more memory than such a file can need, or five seconds. A child process reads each input.
+ *
+ * Binary files of one header have every byte of it changed in their own tests, by expect_any_damage(); refuse.txt has
+ * damaged models and checkpoints. */
+#include "apps/tune/labelled.h"
+#include "apps/tune/squad.h"
+#include "apps/use/bpe.h"
+#include "dev/test/child.h"
+#include "llmc/checkpoint/loss_svg.h"
+#include "llmc/checkpoint/state.h"
+#include "llmc/data/safetensors.h"
 
-enum { HANG_SECONDS = 5, FAILURES_OF_READER = 5, CASE_FILES = 24, LARGEST_FILE = 1 << 18, MOST_SEEDS = 16 };
+const char* __asan_default_options(void);
+const char* __asan_default_options(void) {
+    return "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=1024";
+}
 
-// The files of one input.
-typedef struct {
-    int count;
-    struct {
-        char* name;  // with "/" where it lies in a directory
-        Text bytes;
-    } file[CASE_FILES];
-} Case;
-
-static struct {
-    int64_t inputs, seed;
-    double seconds;
-    const char* only;
-    const Reader* reader;
-    Case seeds[MOST_SEEDS];  // of the reader
-    int count;
-    size_t most_memory;  // that a child may ask for at once; 0: any
-} fuzz;
+enum { HANG_SECONDS = 5, CASE_FILES = 3, CASES = 4, TASK_T = 16, TASK_LABELS = 3 };
 
 // ---------------------------------------------------------------------------------------------------------
-// Inputs
+// Readers of what lies in case/, which check what they were given
 
-// Set a file of a case; a new one if it has none of this name.
-static void case_put(Case* c, const char* name, const char* bytes, size_t n) {
-    int i = 0;
-    while (i < c->count && strcmp(c->file[i].name, name) != 0) i++;
-    CHECK(i < CASE_FILES);
-    if (i == c->count) c->file[c->count++].name = xprintf("%s", name);
-    c->file[i].bytes.length = 0;
-    text_append(&c->file[i].bytes, bytes, n);
+// A text that ends where the file ends, without a NUL, so that a sanitizer sees what is read behind it.
+static char* read_exactly(const char* path, size_t* n) {
+    char *text = read_file(path, SIZE_MAX, n, USAGE), *exact = (char*)xmalloc(*n);
+    memcpy(exact, text, *n);
+    free(text);
+    return exact;
 }
 
-static void case_drop(Case* c, int i) {
-    free(c->file[i].name), free(c->file[i].bytes.text);
-    c->file[i] = c->file[--c->count];
-    memset(&c->file[c->count], 0, sizeof c->file[0]);
-}
-
-static void case_free(Case* c) {
-    while (c->count) case_drop(c, 0);
-}
-
-// Put what `directory` holds, and its directories hold, in the order of names; names begin after `prefix` bytes.
-static void case_read(Case* c, const char* directory, size_t prefix) {
-    struct dirent** entries = NULL;
-    int n = scandir(directory, &entries, NULL, alphasort);
-    for (int i = 0; i < n; free(entries[i++])) {
-        char* path = xprintf("%s/%s", directory, entries[i]->d_name);
-        size_t length;
-        if (entries[i]->d_name[0] != '.' && is_directory(path)) case_read(c, path, prefix);
-        if (!is_directory(path)) {
-            char* bytes = read_file(path, SIZE_MAX, &length, FAILED);
-            case_put(c, path + prefix, bytes, length);
-            free(bytes);
-        }
-        free(path);
-    }
-    free(entries);
-}
-
-static void case_write(const Case* c, const char* directory) {
-    for (int i = 0; i < c->count; i++) {
-        char *path = xprintf("%s/%s", directory, c->file[i].name), *folder = directory_of(path);
-        make_directories(folder);
-        FILE* file = fopen(path, "wb");
-        const Text* bytes = &c->file[i].bytes;
-        if (!file || fwrite(bytes->text, 1, bytes->length, file) != bytes->length || fclose(file) != 0)
-            die(FAILED, "%s: %s", path, strerror(errno));
-        free(path), free(folder);
+static void walk_json(const JsonNode* node, int depth) {
+    CHECK(depth <= JSON_MAX_DEPTH);
+    for (const JsonNode* m = node->first; m; m = m->next) {
+        CHECK(!m->key || strlen(m->key) != m->key_length || json_get(node, m->key) == m);
+        walk_json(m, depth + 1);
     }
 }
 
-// Input n: one of the seeds, with one to about eight mutations; below 0, a seed as it is. Most are sealed.
-static Case case_make(int64_t n, int* is_sealed) {
-    Draws d = {rng_stream((uint64_t)fuzz.seed, (uint64_t)n, (uint32_t)(fuzz.reader - READERS), 0), 0};
-    const Case* seed = &fuzz.seeds[n < 0 ? (size_t)-n - 1 : draw(&d, (size_t)fuzz.count)];
-    Case c = {0};
-    for (int i = 0; i < seed->count; i++)
-        case_put(&c, seed->file[i].name, seed->file[i].bytes.text, seed->file[i].bytes.length);
-    *is_sealed = n < 0 || draw(&d, 4) != 0;
-    while (n >= 0) {
-        int i = (int)draw(&d, (size_t)c.count);
-        if (!strstr(c.file[i].name, ".json")) i = (int)draw(&d, (size_t)c.count);  // settings decide more
-        Text* t = &c.file[i].bytes;
-        if (c.count > 1 && draw(&d, 40) == 0) case_drop(&c, i);
-        else if (strstr(c.file[i].name, ".safetensors")) mutate_safetensors(t, &d);
-        else if (strstr(c.file[i].name, ".bin")) mutate_bytes(t, &d);
-        else mutate_text(t, &d);
-        t->length = min_size(t->length, LARGEST_FILE);
-        if (draw(&d, 2) == 0) break;
-    }
-    return c;
+static void read_json(void) {
+    Json json;
+    char error[JSON_ERROR_SIZE];
+    size_t n;
+    char* text = read_exactly("case/input.json", &n);
+    if (json_parse(&json, text, n, error) != 0) die(USAGE, "%s", error);
+    free(text);
+    walk_json(json.root, 0);
+    json_free(&json);
 }
 
-// The names and bytes of the files that a reader has before it, as one number.
-static uint64_t case_hash(void) {
-    Case c = {0};
-    uint64_t hash = 0;
-    case_read(&c, CASE_DIR, strlen(CASE_DIR "/"));
-    for (int i = 0; i < c.count; i++) {
-        hash = fnv_update(hash, c.file[i].name, strlen(c.file[i].name) + 1);
-        hash = fnv_update(hash, c.file[i].bytes.text, c.file[i].bytes.length);
+// Of a run that is resumed far away, then at step 2.
+static void read_log(void) {
+    for (int64_t last = INT64_MAX; last > 0; last = last > 2 ? 2 : 0) {
+        Log log;
+        log_open(&log, "case", last);
+        log_write_svg(&log, "<fuzz> & \xff");
+        CHECK(log.train.count < 2 || log.train.step[log.train.count - 1] <= last);
+        log_close(&log);
     }
-    case_free(&c);
-    return hash;
 }
 
-static void empty_case(void) {
-    remove_directory(CASE_DIR);
-    make_directories(CASE_DIR);
+// A checkpoint's.
+static void read_state(void) {
+    const char* path = "case/trainer.json";
+    static Settings settings;
+    static SavedState s;
+    Flag rows[MAX_FLAGS];
+    Json json;
+    json_load(&json, path, SIZE_MAX);
+    s.step = json_get_int(json.root, "step", path);
+    state_get(&s, json.root, path);
+    CHECK(s.samples >= 0 && s.scale.updates >= 0 && s.scale.updates <= s.step);
+    int count = settings_rows(&settings, rows, "");
+    settings_restore(rows, count, json_need(json.root, "settings", JSON_OBJECT, path), 0, path);
+    state_free(&s), json_free(&json);
+}
+
+static void read_safetensors(void) {
+    SafeTensors file;
+    struct stat info;
+    safetensors_open(&file, "case/input.safetensors");
+    CHECK(stat("case/input.safetensors", &info) == 0);
+    for (int i = 0; i < file.count; i++) {
+        const SafeTensor* t = &file.tensors[i];
+        CHECK(t->begin <= t->end && t->end <= (uint64_t)info.st_size);
+        CHECK(t->end - t->begin == t->elements * (uint64_t)t->element_size && safetensors_find(&file, t->name));
+        if ((t->dtype[0] != 'F' && strcmp(t->dtype, "BF16") != 0) || t->element_size == 1) continue;
+        real* values = (real*)xmalloc((size_t)t->elements * sizeof(real));
+        safetensors_read_real(t, 0, (size_t)t->elements, values);
+        free(values);
+    }
+    safetensors_close(&file);
+}
+
+static void read_bpe(void) {
+    Bpe b;
+    Tokenizer t;
+    size_t n, length;
+    int* ids;
+    if (tokenizer_open(&t, "case") != 0 || bpe_open(&b, "case") != 0) die(USAGE, "no tokenizer");
+    for (int id = -1; id <= min_int(t.size, 4096); id++) {
+        const char* bytes = tokenizer_decode(&t, id, &n);
+        CHECK(!bytes || (bytes >= t.bytes.text && bytes + n <= t.bytes.text + t.bytes.length));
+    }
+    char* text = read_exactly("case/text.txt", &n);
+    for (size_t i = bpe_encode(&ids, &b, text, n, AS_TOKEN); i-- > 0;) CHECK(tokenizer_decode(&t, ids[i], &length));
+    free(text), free(ids);
+    bpe_free(&b), tokenizer_free(&t);
+}
+
+static WordPiece read_words(void) {
+    WordPiece w;
+    if (wordpiece_open(&w, "case", CASE_OF_MODEL) != 0) die(USAGE, "no vocabulary");
+    return w;
+}
+
+static void read_wordpiece(void) {
+    WordPiece w = read_words();
+    size_t n;
+    TokenIds ids = {NULL, 0, 0};
+    Text decoded = {NULL, 0, 0};
+    char* text = read_exactly("case/text.txt", &n);
+    wordpiece_encode(&ids, &w, text, n);
+    for (size_t i = 0; i < ids.count; i++) CHECK(ids.id[i] >= 0 && ids.id[i] < w.size);
+    wordpiece_decode(&decoded, &w, ids.id, ids.count);
+    free(text), free(ids.id), free(decoded.text);
+    wordpiece_free(&w);
+}
+
+// Examples of tasks: sequences of tokens, each with a class from `least` on or with two positions in it.
+static void check_examples(const Examples* e, const WordPiece* w, int least) {
+    for (int i = 0; i < e->count; i++) {
+        const int *label = e->label + 2 * i, *tokens = e->tokens + e->begin[i];
+        int n = examples_length(e, i), most = e->targets == 1 ? TASK_LABELS : n;
+        CHECK(n >= 2 && n <= TASK_T && e->second[i] >= 1 && e->second[i] <= n);
+        for (int k = 0; k < n; k++) CHECK(tokens[k] >= 0 && tokens[k] < w->size);
+        for (int k = 0; k < e->targets; k++) CHECK(label[k] >= least && label[k] < most);
+    }
+}
+
+// Texts that need labels, or need none: by the file's size.
+static void read_labelled(void) {
+    const char* path = "case/texts.txt";
+    WordPiece w = read_words();
+    Examples e;
+    LabelNames names = {NULL, 0};
+    size_t size;
+    free(read_file(path, SIZE_MAX, &size, USAGE));
+    int may_lack = size % 2;
+    if (may_lack) label_names_add(&names, "yes", 3);
+    else labelled_find_names(&names, path, TASK_LABELS);
+    labelled_read(&e, path, &w, &names, TASK_LABELS, TASK_T, may_lack);
+    check_examples(&e, &w, -may_lack);
+    examples_close(&e), label_names_free(&names), wordpiece_free(&w);
+}
+
+// Whatever a model says, its answers are JSON.
+static void read_squad(void) {
+    WordPiece w = read_words();
+    SquadSettings settings = {TASK_T, 3, 4, 5, SQUAD_EVALUATE};
+    Squad s;
+    Examples e;
+    Json answers;
+    real logits[2 * TASK_T];
+    squad_open(&s, &e, "case/questions.json", &w, settings);
+    check_examples(&e, &w, 0);
+    for (int k = 0; k < 2 * TASK_T; k++) logits[k] = (real)(k * 7 % 13);
+    for (int i = 0; i < e.count; i++) squad_take(&s, &e, i, logits, 2);
+    squad_write(&s, "answers.json");
+    json_load(&answers, "answers.json", SIZE_MAX);
+    json_free(&answers), squad_close(&s), examples_close(&e), wordpiece_free(&w);
+}
+
+typedef struct {
+    const char *name, *text;  // each ' of the text is written as "; of a .safetensors file only the header is here
+} CaseFile;
+
+typedef struct {
+    const char* name;
+    void (*read)(void);
+    CaseFile cases[CASES][CASE_FILES];
+} Reader;
+
+// clang-format off
+#define WORDS {"vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\n##b\n##ing\nthe\n,\n\u00e9\n\u4e2d\nab\n!\n"}
+#define SAID {"text.txt", "The aab [MASK] b\u00e9bing \u4e2d\u6587, \uac00! 12\u0301 [SEP]\xff\U0001f600 ["}
+#define VOCAB "{'a': 0, 'b': 1, '\u0120': 2, '\u0120ab': 3, '?': 4, '\u20ac': 5, 'ab': 6, '\u0143': 7, '!': 8}"
+
+static const Reader READERS[] = {
+    {"json", read_json, {
+        {{"input.json", "[0, -1, 1.5, 1e10, 9223372036854775807, 'x', [], {}, [[[]]]]"}},
+        {{"input.json", "{'a': 1, 'b': [true, null], 'c': {'d': '\\u00e9\\ud83d\\ude00\\n', '': -0.5e-3}}"}},
+        {{"input.json", "{'k0':0,'k1':1,'k2':2,'k3':3,'k4':4,'k5':5,'k6':6,'k7':7,'k8':8}"}}}},
+    {"log", read_log, {
+        {{"log.jsonl", "{'batch': 4}\n{'step': 1, 'loss': 5, 'lr': 0.001, 'grad_norm': null}\n"
+                       "{'step': 2, 'loss': 4.5, 'outlier': true}\n{'step': 2, 'val_loss': 4}\n"}},
+        {{"log.jsonl", "{'step': -9223372036854775808, 'loss': 2}\n{'step': 1, 'val_loss': 1}\n"}},
+        {{"log.jsonl", "{'step': 9223372036854775803, 'loss': 4}\n{'step': 9223372036854775804, 'loss': 3}\n"}}}},
+    {"state", read_state, {
+        {{"trainer.json", "{'step': 2, 'samples': 2, 'train_data_fingerprint': 3149522105, 'ranks': 1, 'updates': 2, "
+                          "'loss_scale': 1024, 'loss_scale_good_steps': 1, 'matmul_plans': '', "
+                          "'outliers': {'loss': [1.5, 2], 'norm': []}, 'best': {'judged': 2, 'step': 1, 'loss': 3.5}, "
+                          "'settings': {'batch': 1, 'lr': 0.0003, 'fp8': 2, 'loss-scale': 'auto'}}"}}}},
+    {"safetensors", read_safetensors, {
+        {{"input.safetensors", "{'__metadata__':{'format':'pt'},'a':{'dtype':'BF16','shape':[2,3],"
+                               "'data_offsets':[0,12]},'b':{'dtype':'F32','shape':[1],'data_offsets':[12,16]},"
+                               "'c':{'dtype':'F64','shape':[],'data_offsets':[16,24]}}"}},
+        {{"input.safetensors", "{'a':{'dtype':'F16','shape':[3,4],'data_offsets':[0,24]}}"}},
+        {{"input.safetensors", "{'a':{'dtype':'F3\\n2','shape':[6],'data_offsets':[0,24]}}"}}}},
+    {"bpe", read_bpe, {
+        {{"tokenizer.json", "{'added_tokens': [{'id': 9, 'content': '<|endoftext|>'}], 'pre_tokenizer': {'type': "
+                            "'ByteLevel', 'add_prefix_space': false}, 'decoder': {'type': 'ByteLevel'}, "
+                            "'model': {'type': 'BPE', 'unk_token': '?', 'vocab': " VOCAB ", "
+                            "'merges': ['a b', ['\u0120', 'ab']]}}"}, {"text.txt", "ab abb!"}},
+        {{"vocab.json", VOCAB}, {"merges.txt", "#version: 0.2\na b\n\u0120 ab\n"}, {"text.txt", "ab abb!"}}}},
+    {"wordpiece", read_wordpiece, {
+        {WORDS, SAID},
+        {{"tokenizer_config.json", "{'do_lower_case': false}"}, WORDS, SAID},
+        {{"tokenizer.json", "{'added_tokens': [{'id': 0, 'content': '[PAD]'}, {'id': 1, 'content': '[UNK]'}, {'id': 2, "
+                            "'content': '[CLS]'}, {'id': 3, 'content': '[SEP]'}, {'id': 4, 'content': '[MASK]'}], "
+                            "'normalizer': {'type': 'BertNormalizer', 'lowercase': true}, 'pre_tokenizer': {'type': "
+                            "'BertPreTokenizer'}, 'model': {'type': 'WordPiece', 'unk_token': '[UNK]', "
+                            "'continuing_subword_prefix': '##', 'vocab': {'[PAD]': 0, '[UNK]': 1, '[CLS]': 2, "
+                            "'[SEP]': 3, '[MASK]': 4, 'a': 5}}}"}, SAID}}},
+    {"labelled", read_labelled, {
+        {{"texts.txt", "yes\tthe a\tb ab!!\nno\tab 12 ab ab ab ab ab ab ab ab ab ab\tthe\nmaybe\t\t\n"}, WORDS},
+        {{"texts.txt", "id\tsentence1\tgold_label\tsentence2\nx\tthe\tyes\ta\ny\tab\tno\tb\nz\tab\tso\tb\n"}, WORDS},
+        {{"texts.txt", "0\tThe aab\n2\ta b ing, \u4e2d\n\n1\tthe the\n"}, WORDS},
+        {{"texts.txt", "a the aab\nab 12 ab\nthe\n"}, WORDS}}},
+    {"squad", read_squad, {
+        {{"questions.json", "{'data': [{'paragraphs': [{'context': 'The aab b\u00e9bing, \u4e2d ab 12 the a b', 'qas': "
+                            "[{'id': 'q0', 'question': 'the a?', 'answers': [{'answer_start': 0, 'text': 'The'}]}, "
+                            "{'id': 'q1', 'question': 'ab', 'is_impossible': true, 'answers': []}]}]}]}"}, WORDS}}},
+};
+// clang-format on
+
+// ---------------------------------------------------------------------------------------------------------
+// Changes
+
+static struct {
+    const Reader* reader;
+    uint64_t seed, key;  // key: of the input's draws
+    uint32_t draws;
+} fuzz = {.seed = 1};
+
+// 0 .. n - 1; 0 for n = 0.
+static size_t draw(size_t n) { return n ? philox(fuzz.draws++, 0, 0, 0, fuzz.key).v[0] % n : 0; }
+
+// Bytes [at, at + gone) give way to `n` others, which may be part of the same text.
+static void text_splice(Text* t, size_t at, size_t gone, const void* bytes, size_t n) {
+    Text result = {NULL, 0, 0};
+    text_append(&result, t->text, at);
+    text_append(&result, (const char*)bytes, n);
+    text_append(&result, t->text + at + gone, t->length - at - gone);
+    free(t->text);
+    *t = result;
+}
+
+// A token: [begin, returned).
+static size_t draw_token(const Text* t, size_t* begin) {
+    const char* delimiters = " \n\r\t,:{}[]=";
+    size_t at = draw(t->length), end = at;
+    while (at > 0 && !strchr(delimiters, t->text[at - 1])) at--;
+    while (end < t->length && !strchr(delimiters, t->text[end])) end++;
+    *begin = at;
+    return end;
+}
+
+// An integer of 1 to 8 bytes becomes one nearby, or one at a border.
+static void change_integer(Text* t, size_t at) {
+    size_t width = (size_t)1 << draw(4);
+    uint64_t x = 0, half = (uint64_t)1 << (8 * width - 1);
+    const uint64_t borders[] = {0, 1, UINT64_MAX, half, half - 1, (uint64_t)1 << 32, t->length, t->length + 1, 256};
+    if (at + width > t->length) return;
+    memcpy(&x, t->text + at, width);
+    x = draw(2) ? borders[draw(COUNT_OF(borders))] : x + (uint64_t)draw(71) - 35;
+    memcpy(t->text + at, &x, width);
+}
+
+#define DIGITS "0123456789"
+
+// A byte, an integer or a piece, half of the time where headers are; or a token.
+static void change(Text* t) {
+    // clang-format off
+    static const char* const odd[] = {
+        "0", "-0", "-1", "2", "1e308", "1e400", "1e-400", "9223372036854775807", "9223372036854775808", "2147483648",
+        "-9223372036854775808", "18446744073709551616", "4294967296", "65536", "0.5", "1E+2", "00", "1.", "-", "--",
+        "0x10", "nan", "-Infinity", "null", "true", "\"\"", "[]", "{}", "\"\\u0000\"", "\"a\\u0000b\"", "\"\\ud800\"",
+        "\"\\ud83d\\u0041\"", "\"\\n\\u001b[31m\"", "\"\xff\"", "\xe2\x82", "\xc4\xa0", "[0, 0]", "%s%n", "##", "=",
+        "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[",
+    };
+    // clang-format on
+    size_t at = draw(draw(2) ? t->length : min_size(t->length, 64)), some = draw(min_size(t->length - at, 40));
+    size_t begin, from, end = draw_token(t, &begin), to = draw_token(t, &from), kind = draw(10);
+    const char* word = odd[draw(COUNT_OF(odd))];
+    char number[32];  // near the next in the text
+    if (t->length == 0) return;
+    size_t digit = begin + strcspn(t->text + begin, DIGITS), digits = strspn(t->text + digit, DIGITS);
+    snprintf(number, sizeof number, "%lld", (long long)((uint64_t)strtoll(t->text + digit, NULL, 10) + draw(9) - 4));
+    if (kind == 0) t->text[at] = (char)(t->text[at] ^ 1 << draw(8));
+    else if (kind == 1) change_integer(t, at);
+    else if (kind == 2) text_splice(t, at, t->length - at, "", 0);
+    else if (kind == 3)
+        for (size_t more = (size_t)1 << draw(8); more; more--) text_splice(t, at, 0, t->text + at, some);
+    else if (kind == 4) text_splice(t, at, some, "", 0);
+    else if (kind == 5) text_splice(t, begin, end - begin, t->text + from, to - from);
+    else if (kind == 6) text_splice(t, digit, digits, number, strlen(number));
+    else text_splice(t, begin, end - begin, word, strlen(word));
+}
+
+// Write a file of a case with `changes`.
+static void write_changed(const CaseFile* file, int changes) {
+    Text t = {NULL, 0, 0};
+    char* path = xprintf("case/%s", file->name);
+    text_append(&t, file->text, strlen(file->text));
+    for (size_t i = 0; i < t.length; i++) t.text[i] = (char)(t.text[i] == '\'' ? '"' : t.text[i]);
+    int is_binary = strstr(path, ".safetensors") != NULL, of_file = is_binary && changes && draw(3) == 0;
+    for (int i = of_file; i < changes; i++) change(&t);
+    uint64_t length = t.length;
+    if (is_binary) text_splice(&t, 0, 0, &length, sizeof length), text_append(&t, "abcdefghijklmnopqrstuvwx", 24);
+    if (of_file) change(&t);
+    if (write_file(path, t.text, t.length) != 0) die(FAILED, "%s: %s", path, strerror(errno));
+    free(path), free(t.text);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // Attempts
 
-const char* __asan_default_options(void);
-const char* __asan_default_options(void) { return "detect_leaks=0:allocator_may_return_null=1"; }
-
-void __sanitizer_malloc_hook(const volatile void* memory, size_t n);
-void __sanitizer_malloc_hook(const volatile void* memory, size_t n) {
-    (void)memory;
-    if (fuzz.most_memory && n > fuzz.most_memory) abort();
+// Fill case/ with input n, mostly with changes in the first file; below 0 with a case as it is.
+static void write_case(int64_t n, int cases) {
+    fuzz.key = rng_stream(fuzz.seed, (uint64_t)n, (uint32_t)(fuzz.reader - READERS), 0), fuzz.draws = 0;
+    const CaseFile* files = fuzz.reader->cases[n < 0 ? (size_t)-n - 1 : draw((size_t)cases)];
+    size_t count = 0, changed = 0;
+    int changes = n >= 0;
+    while (count < CASE_FILES && files[count].name) count++;
+    if (draw(4) == 0) changed = draw(count);
+    while (changes && changes < 8 && draw(3) == 0) changes++;
+    remove_directory("case");
+    make_directories("case");
+    for (size_t i = 0; i < count; i++) write_changed(&files[i], i == changed ? changes : 0);
 }
 
-// In a child: read the input.
+// In a child.
 static void read_case(void* none) {
-    const struct rlimit no_core = {0, 0};
     (void)none;
     if (!freopen("/dev/null", "w", stdout)) die(FAILED, "/dev/null: %s", strerror(errno));
-    setrlimit(RLIMIT_CORE, &no_core);
     alarm(HANG_SECONDS);
-    fuzz.most_memory = fuzz.reader->most;
     fuzz.reader->read();
 }
-
-static void make_seed(void* which) { fuzz.reader->make(which); }
 
 // Whether a reader that refuses says lines of warnings and one error.
 static int is_refusal(const Text* said) {
@@ -164,102 +369,41 @@ static int is_refusal(const Text* said) {
     return errors == 1;
 }
 
-// Read input n; whether all is well. A failure is kept for future runs, next to the earlier ones.
-static int attempt(int64_t n, int* status) {
-    Text said = {NULL, 0, 0};
-    const char* why = NULL;
-    int is_run = fuzz.reader->is_run, is_sealed;
-    Case c = case_make(n, &is_sealed);
-    empty_case();
-    case_write(&c, CASE_DIR);
-    if (is_sealed && fuzz.reader->seal) fuzz.reader->seal();
-    uint64_t before = is_run ? case_hash() : 0;
-    *status = run_in_child(&said, STDERR_ONLY, read_case, NULL);
-    if (*status != DONE && *status != USAGE && !(is_run && *status == STOPPED_BY_NAN)) why = "it ends as it must not";
-    else if (*status != DONE && !is_refusal(&said)) why = "refused, but not by one error after warnings";
-    else if (*status == USAGE && is_run && case_hash() != before) why = "refused, but its files have changed";
-    if (why) {
-        char* path = xprintf("corpus/%s/seed-%lld-%lld", fuzz.reader->name, (long long)fuzz.seed, (long long)n);
-        printf("FAIL %s: %s; status %d, stderr: %.3000s\n", path, why, *status, said.text);
-        if (n >= 0) case_write(&c, path);
-        if (n >= 0) printf("kept in dev/test; again: test_fuzz --inputs 0 --reader %s\n", fuzz.reader->name);
-        free(path);
-    }
-    case_free(&c), free(said.text);
-    return !why;
-}
-
-// The inputs that mutations begin with: two that are made, and the corpus, whose files replace those of the first.
-static void read_seeds(void) {
-    static const char* const made[] = {"made0", "made1"};
-    struct dirent** entries = NULL;
-    char* directory = xprintf("corpus/%s", fuzz.reader->name);
-    int n = scandir(directory, &entries, NULL, alphasort);
-    while (fuzz.count) case_free(&fuzz.seeds[--fuzz.count]);
-    for (; fuzz.reader->make && fuzz.count < 2; fuzz.count++) {
+// All inputs of a reader, up to the first failure, whose files are kept.
+static int try_reader(double inputs, double end) {
+    int accepted = 0, refused = 0, failed = 0, cases = 0;
+    while (cases < CASES && fuzz.reader->cases[cases][0].name) cases++;
+    for (int64_t i = -cases; (double)i < inputs && !failed && (i < 0 || now_seconds() < end); i++) {
         Text said = {NULL, 0, 0};
-        empty_case();
-        if (run_in_child(&said, STDOUT_AND_STDERR, make_seed, &fuzz.count) != DONE)
-            die(FAILED, "no input to begin with: %s", said.text);
-        CHECK(rename(CASE_DIR, made[fuzz.count]) == 0);
-        case_read(&fuzz.seeds[fuzz.count], made[fuzz.count], strlen("made0/"));
+        write_case(i, cases);
+        int status = run_in_child(&said, STDERR_ONLY, read_case, NULL);
+        accepted += status == DONE, refused += status == USAGE;
+        failed = status != DONE && !(status == USAGE && is_refusal(&said));
+        if (failed) printf("FAIL %s: status %d, stderr: %.3000s\n", fuzz.reader->name, status, said.text);
+        CHECK(!failed || rename("case", fuzz.reader->name) == 0);
         free(said.text);
     }
-    for (int i = 0; i < n; free(entries[i++])) {
-        if (entries[i]->d_name[0] == '.') continue;
-        char* path = xprintf("%s/%s", directory, entries[i]->d_name);
-        Case* c = &fuzz.seeds[fuzz.count++];
-        CHECK(fuzz.count < MOST_SEEDS);
-        if (fuzz.reader->make) case_read(c, made[0], strlen("made0/"));
-        case_read(c, path, strlen(path) + 1);
-        free(path);
-    }
-    free(entries), free(directory);
-}
-
-// All inputs of a reader, as long as its share of the time lasts.
-static int try_reader(void) {
-    int64_t accepted = 0, refused = 0, failed = 0, share = *fuzz.only ? 1000 : fuzz.reader->share;
-    double start = now_seconds(), end = start + fuzz.seconds * (double)share / 1000;
-    read_seeds();
-    for (int64_t i = -fuzz.count; i < fuzz.inputs * share / 1000 && failed < FAILURES_OF_READER; i++) {
-        int status;
-        if (i >= 0 && now_seconds() > end) break;
-        failed += !attempt(i, &status);
-        accepted += status == DONE, refused += status != DONE;
-    }
-    // A fuzzer whose inputs all end at the first byte, or are all taken, tries nothing.
-    int64_t n = accepted + refused;
-    int is_lopsided = n >= 300 && (accepted < n / 100 || refused < n / 1000), good = failed == 0 && !is_lopsided;
-    printf("%s %-12s %6lld inputs: %6lld accepted, %6lld refused, %d failed; %.0f a second\n", good ? "ok  " : "FAIL",
-           fuzz.reader->name, (long long)n, (long long)accepted, (long long)refused, (int)failed,
-           (double)n / (now_seconds() - start));
+    // A fuzzer whose inputs all end at the first byte tries nothing.
+    int good = !failed && accepted >= (accepted + refused) / 100;
+    printf("%s %-12s %6d accepted, %6d refused\n", good ? "ok  " : "FAIL", fuzz.reader->name, accepted, refused);
     return good;
 }
 
 int main(int argc, char** argv) {
-    int good = 0, tried = 0;
-    // clang-format off
-    Flag flags[] = {
-        {NULL, "--inputs",  FLAG_SIZE,   &fuzz.inputs,  "5000", 0, 1e12, NULL, SCOPE_RUN, TOPIC_NONE, "over all readers"},
-        {NULL, "--seconds", FLAG_REAL,   &fuzz.seconds, "1e9",  0, 1e9,  NULL, SCOPE_RUN, TOPIC_NONE, "then no more"},
-        {NULL, "--seed",    FLAG_SIZE,   &fuzz.seed,    "1",    0, 9e15, NULL, SCOPE_RUN, TOPIC_NONE, "of all draws"},
-        {NULL, "--reader",  FLAG_STRING, &fuzz.only,    "",     0, 0,    NULL, SCOPE_RUN, TOPIC_NONE, "empty: all"},
-    };
-    // clang-format on
-    flags_parse(flags, COUNT_OF(flags), argc, argv, "test_fuzz [flags]");
+    int good = 0, tried = 0, readers = argc > 3 ? 1 : (int)COUNT_OF(READERS);
+    if (argc < 3 || argc > 5) die(USAGE, "usage: test_fuzz INPUTS SECONDS [READER [SEED]]");
+    double inputs = strtod(argv[1], NULL) / readers, seconds = strtod(argv[2], NULL) / readers;
+    if (argc == 5) fuzz.seed = strtoull(argv[4], NULL, 10);
     // In memory, if that is a directory: a run reads and writes about a million files.
     char* work = xprintf("%s/fuzz-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
-    char* corpus = realpath("dev/test/corpus", NULL);
-    if (!corpus || !mkdtemp(work) || chdir(work) != 0 || symlink(corpus, "corpus") != 0)
-        die(FAILED, "dev/test/corpus or %s: %s", work, strerror(errno));
-    for (size_t i = 0; i < COUNT_OF(READERS); i++) {
-        fuzz.reader = &READERS[i];
-        if (*fuzz.only && strcmp(READERS[i].name, fuzz.only) != 0) continue;
-        good += try_reader(), tried++;
+    if (!mkdtemp(work) || chdir(work) != 0) die(FAILED, "%s: %s", work, strerror(errno));
+    for (fuzz.reader = READERS; fuzz.reader < READERS + COUNT_OF(READERS); fuzz.reader++) {
+        if (argc > 3 && strcmp(fuzz.reader->name, argv[3]) != 0) continue;
+        good += try_reader(inputs, now_seconds() + seconds), tried++;
     }
-    if (tried == 0) die(USAGE, "--reader %s: there is no such reader", fuzz.only);
-    remove_directory(work);
-    printf("seed %lld\n%d passed, %d failed\n", (long long)fuzz.seed, good, tried - good);
+    if (tried == 0) die(USAGE, "%s: there is no such reader", argv[3]);
+    if (good == tried) remove_directory(work);
+    else printf("the inputs that failed are in %s\n", work);
+    printf("%d passed, %d failed\n", good, tried - good);
     return good != tried;
 }

@@ -8,10 +8,6 @@
 #ifndef DEV_TEST_TESTS_H
 #define DEV_TEST_TESTS_H
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "dev/test/child.h"
 #include "llmc/base/util.h"
 
@@ -62,18 +58,6 @@ __attribute__((format(printf, 1, 2))) static inline const char* named(const char
     return names[at];
 }
 
-// One case that cannot run here.
-__attribute__((format(printf, 3, 4))) static inline void skip_case(Tests* t, const char* name, const char* format,
-                                                                   ...) {
-    va_list why;
-    va_start(why, format);
-    printf("skip %s: ", name);
-    vprintf(format, why);
-    putchar('\n');
-    t->skipped++;
-    va_end(why);
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // A case of many checks
 
@@ -117,7 +101,7 @@ __attribute__((format(printf, 2, 3))) static inline void fail(Tests* t, const ch
     } while (0)
 
 static inline void case_end(Tests* t) {
-    if (!t->is_bad && t->skip) skip_case(t, t->name, "%s", t->skip);
+    if (!t->is_bad && t->skip) t->skipped++, printf("skip %s: %s\n", t->name, t->skip);
     else if (!t->is_bad) expect_that(t, 1, t->name);
     free(t->skip);
 }
@@ -274,17 +258,6 @@ static inline double largest_error(const real* got, const real* want, size_t n) 
         if (!(error <= worst)) worst = error;
     }
     return worst;
-}
-
-// The number of threads from here on; returns that before.
-static inline int use_threads(int threads) {
-#ifdef _OPENMP
-    int before = omp_get_max_threads();
-    omp_set_num_threads(threads);
-    return before;
-#else
-    return threads;
-#endif
 }
 
 #endif
