@@ -143,17 +143,14 @@ static void test_golden(Tests* t, Bench* b, const double losses[10], const Golde
     real* before = bench_weights(b);
     for (uint64_t s = 0; s < 10; s++) {
         bench_step(b, s);
-        char* name = xprintf("golden: loss after %d steps", (int)s);
-        expect_near(t, name, bench_loss(b), losses[s], loss_tolerance);
-        free(name);
+        expect_near(t, named("golden: loss after %d steps", (int)s), bench_loss(b), losses[s], loss_tolerance);
         if (s) continue;
         real *all = bench_gradients(b, before), *of_mlps = reals_of(&b->ctx, b->m.buffers.grads, b->m.elements);
         for (size_t i = 0; i < count; i++) {
             const Tensor* x = tensor_named(&b->m.buffers.table, norms[i].name);
             double got = norm_of((x->offset < b->m.elements ? of_mlps : all) + x->offset, x->size);
-            name = xprintf("golden: norm of the gradient of %s", x->name);
-            expect_near(t, name, got, norms[i].norm, norm_tolerance * norms[i].norm + rounding);
-            free(name);
+            expect_near(t, named("golden: norm of the gradient of %s", x->name), got, norms[i].norm,
+                        norm_tolerance * norms[i].norm + rounding);
         }
         free(all), free(of_mlps);
     }
@@ -178,9 +175,7 @@ static void test_finite_differences(Tests* t, Bench* b, double (*forward_loss)(B
             worst = fmax(worst, fabs((above - forward_loss(b)) / (2 * step) - gradient[i]));
             w[i] = kept[i];
         }
-        char* name = xprintf("finite differences: %s", x->name);
-        expect_near(t, name, worst, 0, 1e-9);
-        free(name);
+        expect_near(t, named("finite differences: %s", x->name), worst, 0, 1e-9);
     }
     free(kept), free(gradient);
     bench_close(b);
