@@ -168,8 +168,10 @@ static void test_rivals(Tests* t) {
     const int pair[] = {0, 0, 0, 1, 0, 2, 1, 0, 1, 1, 1, 2, 2, 0, 2, 1, 2, 2}, held_out[] = {3, 3, 3};
     int rivals[33], times[8], users[2][N], items[2][N], positives[9] = {0}, rated[2] = {0, 0}, held = 0;
     real labels[2][N];
-    Ratings r = {3, 8, 9, pair, held_out, NULL, NULL, 0, NULL};
-    HostBatch all = {users[0], items[0], labels[0]};
+    Ratings r = {3, 8, 9};
+    Batch all = {users[0], items[0], labels[0], N};
+    ratings_bind(&r, xcalloc(1, ratings_bytes(&r)));
+    memcpy(r.pair, pair, sizeof pair), memcpy(r.held_out, held_out, sizeof held_out);
     ratings_index(&r);
     case_begin(t, "rivals are distinct, duplicates masked, and unseen where asked for");
     for (int k = 0; k < 3 * 2; k++) {
@@ -215,7 +217,7 @@ static void test_rivals(Tests* t) {
                 "the device draws the host's samples");
     batch_loader_close(&loader);
     context_free(&ctx);
-    free(r.begin), free(r.seen);
+    free(r.pair);
 }
 
 int main(int argc, char** argv) {

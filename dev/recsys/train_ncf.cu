@@ -402,26 +402,15 @@ static Config config_from_settings(const Trainer* t) {
     c.dropout = s->dropout < 0 && is_published ? c.dropout : fmax(s->dropout, 0);
     c.seed = (uint64_t)s->seed;
     if (is_published) return c;
-    if (sscanf(text, "F=%d,E=%d,H=%n", &c.F, &c.E, &end) != 2 || !end)
-        die(USAGE, "-e %s: is not like F=32,E=64,H=64-32-32", text);
-    const char* rest = mlp_parse(&c.mlp, text + end, 4);
-    if (!rest || *rest)
-        die(USAGE, "-e %s: H takes 1 to %d widths, multiples of 4 up to %d", text, MLP_LAYERS, MLP_MAX_WIDTH);
-    if (c.F < 4 || c.E < 4 || c.F % 4 || c.E % 4 || c.F > MLP_MAX_WIDTH || c.E > MLP_MAX_WIDTH)
-        die(USAGE, "-e %s: F and E are multiples of 4 up to %d", text, MLP_MAX_WIDTH);
-    if (c.F + c.mlp.width[c.mlp.count] > LINEAR_BCE_MAX_C)
-        die(USAGE, "-e %s: F and the last width of H exceed %d together", text, LINEAR_BCE_MAX_C);
+    const char* rest =
+        sscanf(text, "F=%d,E=%d,H=%n", &c.F, &c.E, &end) == 2 && end ? mlp_parse(&c.mlp, text + end, 4) : NULL;
+    if (!rest || *rest || c.F < 4 || c.E < 4 || c.F % 4 || c.E % 4 || c.E > MLP_MAX_WIDTH ||
+        c.F + c.mlp.width[c.mlp.count] > LINEAR_BCE_MAX_C)
+        die(USAGE,
+            "-e %s: is not like F=32,E=64,H=64-32-32, of 1 to %d widths, all multiples of 4 up to %d, F and the last "
+            "one together up to %d",
+            text, MLP_LAYERS, MLP_MAX_WIDTH, LINEAR_BCE_MAX_C);
     return c;
-}
-
-static Text config_text(const Trainer* t) {
-    const Config* c = &t->model.config;
-    Text text = {NULL, 0, 0};
-    text_printf(&text, "{\"model_type\": \"neumf\"");
-    json_put_integer(&text, "users", c->users), json_put_integer(&text, "items", c->items);
-    json_put_string(&text, "sizes", t->run.settings.model), json_put_number(&text, "dropout", c->dropout);
-    text_printf(&text, "}\n");
-    return text;
 }
 
 static void open_data(Trainer* t) {
@@ -438,9 +427,9 @@ static void open_data(Trainer* t) {
     if (s->B <= t->eval_negatives) die(USAGE, "-b %d: must be above --eval-negatives %d", s->B, t->eval_negatives);
 }
 
-static void close_data(Trainer* t) { free(t->data.file), free(t->data.begin), free(t->data.seen); }
+static void close_data(Trainer* t) { free(t->data.pair); }
 
 int main(int argc, char** argv) {
-    return recommender_main(argc, argv, "train_ncf [-i RATINGS.bin] [flags]", "hr_at_10", "NeuMF training");
+    return recommender_main(argc, argv, "neumf", "train_ncf [-i RATINGS.bin] [flags]", "hr_at_10");
 }
 #endif

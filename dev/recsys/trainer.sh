@@ -85,8 +85,8 @@ batch=20 refused "a batch smaller than a user's rivals" "must be above --eval-ne
 refused "train_ncf has no --optimizer" "unknown flag '--optimizer'" run_ncf -o "" --optimizer lamb
 refused "train_dlrm has no --beta1: SGD" "unknown flag '--beta1'" run_dlrm -o "" --beta1 0.8
 refused "no evaluation of random weights" "needs a trained model" run_dlrm -o "" --evaluate 1
-refused "an id out of range" "sample 2: id 3 of table 0; the table has 3 rows" of_file id.bin
-refused "a NaN among the numbers" "sample 0: label 1, or a number that is not finite" of_file number.bin
+refused "an id out of range" "sample 2: a label" of_file id.bin
+refused "a NaN among the numbers" "sample 0: a label" of_file number.bin
 refused "clicks that are cut short" "which are not 3 and 2 samples" of_file cut.bin
 refused "ratings for train_dlrm" "is not a file of clicks" of_file u.data.bin
 refused "flags of generated data beside a file" "--rows: is of generated data" of_file c.bin --rows 9
