@@ -1,10 +1,8 @@
-/* Ratings for NeuMF: the file of dev/data/prepare_recsys.py or generated ones, the batches of a run, and the held-out
- * items' rivals.
+/* Ratings for NeuMF: the file of dev/data/prepare_recsys.py, the batches of a run, and the held-out items' rivals.
  *
  * A sample of an epoch is a positive or one of its negatives: number p of n = pairs * (1 + negatives) is slot p % (1 +
  * negatives) of pair p / (1 + negatives), slot 0 the positive. A negative's item is drawn uniformly from the items that
- * the user has no training rating of (He et al.), or from all items (NVIDIA's DeepLearningExamples). The held-out item
- * may be drawn: training does not know it. Order and items depend on (seed, epoch, number) only: a GPU draws each batch
+ * the user has no training rating of (He et al.). The held-out item may be drawn: training does not know it. Order and items depend on (seed, epoch, number) only: a GPU draws each batch
  * itself, from its copy of the ratings. */
 #ifndef DEV_RECSYS_NCF_DATA_H
 #define DEV_RECSYS_NCF_DATA_H
@@ -19,15 +17,11 @@
 
 enum { RATINGS_MAGIC = 20261123, RATINGS_VERSION = 1, RATINGS_HEADER = 256 };
 // The purposes of random streams, beside those of llmc/base/rng.h.
-enum { SITE_DROPOUT_RELU = 11, SITE_NEGATIVE = 12, SITE_RIVAL = 13, SITE_RATING = 14 };
+enum { SITE_DROPOUT_RELU = 11, SITE_NEGATIVE = 12, SITE_RIVAL = 13 };
 
 // The items that a held-out item is ranked with: those that the user never rated, or any.
 typedef enum { POOL_UNSEEN, POOL_ALL } EvalPool;
 #define POOL_CHOICES "unseen|all"
-
-// The items that a training negative is drawn from: those without a training rating of the user, or any.
-typedef enum { NEGATIVES_UNRATED, NEGATIVES_ALL } NegativePool;
-#define NEGATIVE_CHOICES "unrated|all"
 
 enum { NEGATIVE_DRAWS = 64 };  // then a rated item is taken: the user has rated nearly all
 
@@ -96,33 +90,6 @@ static inline void ratings_open(Ratings* r, const char* path) {
 // A number in 0 .. n - 1 from 32 random bits.
 HOST_DEVICE static inline int ratings_below(uint32_t bits, int n) { return (int)((uint64_t)bits * (uint64_t)n >> 32); }
 
-enum { GENERATED_USERS = 2000, GENERATED_KINDS = 10, GENERATED_PER_KIND = 100, GENERATED_RATED = 20 };
-
-// Ratings that are generated: each user takes 4 of 5 items from the one kind of items that it likes, and popular items
-// more often, by Zipf's law.
-static inline void ratings_generate(Ratings* r, uint64_t seed) {
-    uint64_t key = rng_stream(seed, 0, 2, SITE_RATING);
-    memset(r, 0, sizeof *r);
-    r->users = GENERATED_USERS, r->items = GENERATED_KINDS * GENERATED_PER_KIND;
-    r->pairs = GENERATED_USERS * GENERATED_RATED, r->fingerprint = (uint32_t)key;
-    ratings_bind(r, xcalloc(1, ratings_bytes(r)));
-    int* pair = r->pair;
-    for (int u = 0; u < r->users; u++) {
-        int items[GENERATED_RATED + 1], count = 0;
-        for (uint32_t draw = 0; count <= GENERATED_RATED; draw++) {
-            Philox bits = philox((uint32_t)u, draw, 0, 0, key);
-            int kind = ratings_below(bits.v[0], 5) ? u % GENERATED_KINDS : ratings_below(bits.v[1], GENERATED_KINDS);
-            int rank = (int)pow(GENERATED_PER_KIND + 1.0, rng_uniform(bits.v[2])) - 1, is_new = 1;
-            items[count] = rank * GENERATED_KINDS + kind;
-            for (int k = 0; k < count; k++) is_new &= items[k] != items[count];
-            count += is_new;
-        }
-        for (int k = 0; k < GENERATED_RATED; k++) *pair++ = u, *pair++ = items[k];
-        r->held_out[u] = items[GENERATED_RATED];
-    }
-    ratings_index(r);
-}
-
 // Whether the user rated the item, in training or held out.
 HOST_DEVICE static inline int ratings_has(const Ratings* r, int user, int item) {
     int begin = r->begin[user], end = r->begin[user + 1], last = end;
@@ -190,23 +157,20 @@ static inline void batch_loader_close(BatchLoader* l) {
 // How the samples of an epoch are ordered and drawn.
 typedef struct {
     int negatives;
-    NegativePool pool;
     uint64_t order, drawn;  // keys
 } EpochDraws;
 
-static inline EpochDraws epoch_draws(int negatives, NegativePool pool, uint64_t seed, uint64_t epoch) {
-    EpochDraws d = {negatives, pool, rng_stream(seed, epoch, 0, SITE_SHUFFLE),
-                    rng_stream(seed, epoch, 0, SITE_NEGATIVE)};
+static inline EpochDraws epoch_draws(int negatives, uint64_t seed, uint64_t epoch) {
+    EpochDraws d = {negatives, rng_stream(seed, epoch, 0, SITE_SHUFFLE), rng_stream(seed, epoch, 0, SITE_NEGATIVE)};
     return d;
 }
 
 // The item of negative number p of `user`.
-HOST_DEVICE static inline int ratings_negative(const Ratings* r, int user, uint64_t p, NegativePool pool,
-                                               uint64_t key) {
+HOST_DEVICE static inline int ratings_negative(const Ratings* r, int user, uint64_t p, uint64_t key) {
     for (uint32_t draw = 0;; draw++) {
         int item = ratings_below(philox((uint32_t)p, (uint32_t)(p >> 32), draw, 0, key).v[0], r->items);
         int is_rated = item != r->held_out[user] && ratings_has(r, user, item);
-        if (pool == NEGATIVES_ALL || !is_rated || draw + 1 == NEGATIVE_DRAWS) return item;
+        if (!is_rated || draw + 1 == NEGATIVE_DRAWS) return item;
     }
 }
 
@@ -216,7 +180,7 @@ HOST_DEVICE static inline void ratings_sample(Batch batch, const Ratings* r, Epo
              pair = p / each;
     int is_positive = p % each == 0, user = r->pair[2 * pair];
     batch.users[b] = user;
-    batch.items[b] = is_positive ? r->pair[2 * pair + 1] : ratings_negative(r, user, p, d.pool, d.drawn);
+    batch.items[b] = is_positive ? r->pair[2 * pair + 1] : ratings_negative(r, user, p, d.drawn);
     batch.labels[b] = (real)is_positive;
 }
 

@@ -44,11 +44,6 @@ static inline int recommender_rows(Flag* table, int rows, const char* const* oth
     return rows;
 }
 
-// The data's name for messages.
-static inline const char* recommender_data(const Settings* s) {
-    return *s->train_data ? s->train_data : "the generated data";
-}
-
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv, const char* type, const char* usage) {
     Run* r = &t->run;
@@ -84,7 +79,7 @@ static void trainer_open(Trainer* t, int argc, char** argv, const char* type, co
         die(USAGE,
             "the run needs %.1f MiB, but %.1f MiB are available; choose a smaller -e or -b (-x 0 prints the plan)",
             needed, available);
-    run_check_data(r, t->data.fingerprint, recommender_data(s));
+    run_check_data(r, t->data.fingerprint, *s->train_data ? s->train_data : "the generated data");
     Text config = {NULL, 0, 0};  // config.json; the sizes of tables are in the weights
     text_printf(&config, "{\"model_type\": \"%s\"", type);
     json_put_string(&config, "sizes", s->model);

@@ -313,7 +313,7 @@ typedef struct {
     Model model;
     Ratings data;
     BatchLoader loader;
-    int negatives, negative_pool, eval_negatives, eval_pool;
+    int negatives, eval_negatives, eval_pool;
     uint64_t samples, epoch_steps;  // samples of an epoch
 } Trainer;
 
@@ -322,7 +322,7 @@ typedef struct {
 static void train_samples(Trainer* t, uint64_t epoch, uint64_t first) {
     Run* r = &t->run;
     Model* m = &t->model;
-    EpochDraws draws = epoch_draws(t->negatives, (NegativePool)t->negative_pool, m->config.seed, epoch);
+    EpochDraws draws = epoch_draws(t->negatives, m->config.seed, epoch);
     Batch batch = batch_draw(&t->loader, draws, first, m->B, &r->ctx);
     train_batch(m, &r->optimizer, &batch, m->buffers.dropout.step, run_optimizer_settings(r), &r->ctx);
 }
@@ -370,9 +370,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     // clang-format off
     const Flag rows[] = {
         {NULL, "--negatives", FLAG_INT, &t->negatives, "4", 0, 1000, NULL, SCOPE_RUN, TOPIC_DATA,
-         "Negatives per rating, drawn again each epoch."},
-        {NULL, "--negative-pool", FLAG_CHOICE, &t->negative_pool, "unrated", 0, 0, NEGATIVE_CHOICES, SCOPE_RUN, TOPIC_DATA,
-         "Where they are drawn from: items without a training rating of the user, or all items."},
+         "Negatives per rating, items without a training rating of the user, drawn again each epoch."},
         {NULL, "--eval-negatives", FLAG_INT, &t->eval_negatives, "99", 1, 100000, NULL, SCOPE_FREE, TOPIC_VALIDATION,
          "Items that each held-out one is ranked with."},
         {NULL, "--eval-pool", FLAG_CHOICE, &t->eval_pool, "unseen", 0, 0, POOL_CHOICES, SCOPE_FREE, TOPIC_VALIDATION,
@@ -382,7 +380,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     int count = settings_rows(&t->run.settings, table,
                               "published, or sizes: factors F, each of the MLP's two embeddings E, its layers H.");
     count = settings_evaluate_row(&t->run.settings, table, settings_add_rows(table, count, rows, COUNT_OF(rows)));
-    settings_help(table, count, "--train-data", "Ratings: a file of dev/data/prepare_recsys.py. Empty: generated.");
+    settings_help(table, count, "--train-data", "Ratings: a file of dev/data/prepare_recsys.py.");
     settings_help(table, count, "--evaluate", "1: print HR@10 and NDCG@10 of -o with -y 1, and exit.");
     settings_default(table, count, "--model", "F=32,E=64,H=64-32-32");
     settings_default(table, count, "--batch", "1024");
@@ -415,13 +413,13 @@ static Config config_from_settings(const Trainer* t) {
 
 static void open_data(Trainer* t) {
     const Settings* s = &t->run.settings;
-    if (*s->train_data) ratings_open(&t->data, s->train_data);
-    else ratings_generate(&t->data, (uint64_t)s->seed);
+    if (!*s->train_data) die(USAGE, "no ratings: give a file of dev/data/prepare_recsys.py with -i");
+    ratings_open(&t->data, s->train_data);
     for (int u = 0; u < t->data.users && t->eval_pool == POOL_UNSEEN; u++) {
         int unseen = t->data.items - (t->data.begin[u + 1] - t->data.begin[u]);
         if (unseen < t->eval_negatives)
             die(USAGE, "--eval-negatives %d: user %d of %s has only %d items that it never rated", t->eval_negatives, u,
-                recommender_data(s), unseen);
+                s->train_data, unseen);
     }
     t->samples = (uint64_t)t->data.pairs * (uint64_t)(1 + t->negatives);
     if (s->B <= t->eval_negatives) die(USAGE, "-b %d: must be above --eval-negatives %d", s->B, t->eval_negatives);
@@ -430,6 +428,6 @@ static void open_data(Trainer* t) {
 static void close_data(Trainer* t) { free(t->data.pair); }
 
 int main(int argc, char** argv) {
-    return recommender_main(argc, argv, "neumf", "train_ncf [-i RATINGS.bin] [flags]", "hr_at_10");
+    return recommender_main(argc, argv, "neumf", "train_ncf -i RATINGS.bin [flags]", "hr_at_10");
 }
 #endif

@@ -77,6 +77,7 @@ head -c 2000 u.data.bin >short.bin
 cp c.bin id.bin && put id.bin '\3' $((1024 + 2 * 160 + 56))
 cp c.bin number.bin && put number.bin '\0\0\300\177' 1028
 head -c 1124 c.bin >cut.bin
+refused "training without ratings" "no ratings: give" "$ncf" -o ""
 data=bad.bin refused "an item out of range" "pair 0: user" run_ncf -o ""
 data=short.bin refused "ratings that are cut short" "bytes instead of" run_ncf -o ""
 model=F=4 refused "not a model" "is not like" run_ncf -o ""
@@ -130,7 +131,7 @@ for trainer in 'ncf 32' 'dlrm 125'; do # and the steps of an epoch
     grep -o '"loss": [0-9.]*' order/log.jsonl | head -n $((2 * $2)) >losses
     check "train_$1: two epochs have two orders" test "$(sort losses | uniq -d | wc -l)" -lt 2
 done
-for flag in negatives=2 negative-pool=all dropout=0.5 beta1=0.5 seed=7; do acts ncf "--${flag%=*}" "${flag#*=}"; done
+for flag in negatives=2 dropout=0.5 beta1=0.5 seed=7; do acts ncf "--${flag%=*}" "${flag#*=}"; done
 acts dlrm --seed 7
 rows=9 acts dlrm
 samples=4000 acts dlrm
@@ -140,8 +141,6 @@ run_dlrm -o dlrm-profile --profile 2 >/dev/null
 check "--profile writes a report" grep -q interaction_forward dlrm-profile/profile/kernels.csv
 pooled=$(pool=all rivals=30 run_ncf -o ncf-whole -y 1 --evaluate 1 | score)
 check "a score names its rivals" grep -q "with 30 negatives, pool all" <<<"$pooled"
-hits=$("$ncf" -o "" -x 400 -v 400 | score)
-check "train_ncf: 400 steps of generated ratings: $hits" awk '{ exit !($2 > 0.4 && $2 < 0.9) }' <<<"$hits"
 
 # --- DLRM within 0.005 of the true logit's AUC, which is between 0.75 and 0.85 (with the default settings: dev/LOG.md).
 auc() { "$dlrm" -o "" --rows 20 --samples 700000 -l 3 -v 20000 | score; }
