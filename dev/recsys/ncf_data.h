@@ -2,8 +2,8 @@
  *
  * A sample of an epoch is a positive or one of its negatives: number p of n = pairs * (1 + negatives) is slot p % (1 +
  * negatives) of pair p / (1 + negatives), slot 0 the positive. A negative's item is drawn uniformly from the items that
- * the user has no training rating of (He et al.). The held-out item may be drawn: training does not know it. Order and items depend on (seed, epoch, number) only: a GPU draws each batch
- * itself, from its copy of the ratings. */
+ * the user has no training rating of (He et al.). The held-out item may be drawn: training does not know it. Order and
+ * items depend on (seed, epoch, number) only: a GPU draws each batch itself, from its copy of the ratings. */
 #ifndef DEV_RECSYS_NCF_DATA_H
 #define DEV_RECSYS_NCF_DATA_H
 
