@@ -52,9 +52,6 @@ static const LabelledFile NUMBERED[] = {
      "0\tmain\tMSRvid\t2012\t1\tnone\tnone\ta b\tc\t4.75\n",
      "ab|c|", 16, 0, 1, 0, 4, 4.75},
     {"STS-B, below 0", "score\tsentence1\tsentence2\n-1.5e0\ta b\tc\n", "ab|c|", 16, 0, 1, 0, 4, -1.5},
-    {"QQP: line breaks in questions in quotation marks",
-     "id\tquestion1\tquestion2\tis_duplicate\n1\t\"a\n\nb\n\"\t\"c \"\"d\"\"\r\n\"\t1\n2\t\"\ta\t0\n", "?ab?|?c??d???|",
-     16, 0, 2, 1, 6, 0},
     {"QQP, test", "id\tquestion1\tquestion2\n0\ta b\tc\n", "ab|c|", 16, 0, 2, -1, 4, 0},
     {"MNLI",
      "index\tpromptID\tsentence1_binary_parse\tsentence1_parse\tsentence1\tsentence2\tlabel1\tgold_label\n"
@@ -67,8 +64,6 @@ static const LabelledFile NUMBERED[] = {
 static const LabelledFile NAMED[] = {
     {"columns by their names", "id\thypothesis\tgold_label\tpremise\n7\tb c\tyes\ta\n", "a|bc|", 16, 0, 2, 1, 3, 0},
     {"a question comes before its sentence", "sentence\tquestion\tlabel\na\tb\tyes\n", "b|a|", 16, 0, 2, 1, 3, 0},
-    {"SNLI: label2 to label5", "sentence1\tlabel1\tgold_label\na\tno\tyes\nb\tno\tno\tno\tyes\tyes\tyes\n", "a|", 16, 0,
-     2, 1, 3, 0},
     {"tabs at the end of a line", "sentence\tlabel\na\tno\t\nb\tyes\t\t\n", "b|", 16, 1, 2, 1, 3, 0},
     {"an empty line", "a b\n\nno\n0\n", "|", 16, 1, 2, -1, 2, 0},
     {"a header without labels, of a pair", "index\tsentence2\tsentence1\n0\tb\ta\n", "a|b|", 16, 0, 2, -1, 3, 0},

@@ -167,7 +167,7 @@ static void squad_read_case(void) {
         examples_check(&e, &w, 0);
         for (int k = 0; k < 2 * TASK_T; k++) logits[k] = (real)(k * 7 % 13);
         for (int i = 0; i < e.count; i++) squad_take(&s, &e, i, logits, 2);
-        SquadShare all = squad_score(&s).all;
+        SquadScore all = squad_score(&s);
         CHECK(all.exact >= 0 && all.exact <= 100 && all.f1 >= 0 && all.f1 <= 100);
         squad_write(&s, "answers.json");
         json_load(&answers, "answers.json", SIZE_MAX);

@@ -228,7 +228,7 @@ static void test_write(Tests* t) {
     }
     squad_write(&s, out);
     char* text = read_file(out, 1000, NULL, FAILED);
-    SquadShare score = squad_score(&s).all;
+    SquadScore score = squad_score(&s);
     case_begin(t, "predictions and the score of known answers");
     EXPECT_TEXT(t, text, want);
     EXPECT_EQ(t, score.questions, 3);
