@@ -138,8 +138,8 @@ static void test_refused(Tests* t) {
     };
     expect_text_changes(t, "questions", good, changes, COUNT_OF(changes), put_questions, open_training);
     char* path = put_questions(t, BEFORE ANSWER("0", "b") AFTER);
-    expect_end(t, DONE, "a warning for misplaced answers", "question \"q\" has \"a\" there, not \"b\"", open_evaluation,
-               path);
+    expect_end(t, DONE, "a warning for misplaced answers",
+               "of 1 questions, 1 have an answer that is not at answer_start", open_evaluation, path);
     free(path), path = put_questions(t, BEFORE NEXT("r") ANSWER("0", "a") AFTER);
     expect_end(t, DONE, "a warning for questions without answers",
                "of 2 questions, 1 have neither answers nor is_impossible and are not scored", open_evaluation, path);
