@@ -15,10 +15,10 @@
  *              a text and no label. Then there is one prediction per line: a blank line counts as an empty text in
  *              single-column files and is an error otherwise
  *
- * A quotation mark is a character like any other. Texts become [CLS] A [SEP] or [CLS] A [SEP] B [SEP]. Texts that are too
- * long for T tokens are truncated at the end, of a pair the longer text first, as by Hugging Face's `tokenizers`
- * (longest_first): if the number of tokens for both is odd, the second text has one token more than the first, unless the
- * first is longer and the second is below T tokens. */
+ * A quotation mark is a character like any other. Texts become [CLS] A [SEP] or [CLS] A [SEP] B [SEP]. Texts that are
+ * too long for T tokens are truncated at the end, of a pair the longer text first, as by Hugging Face's `tokenizers`
+ * (longest_first): if the number of tokens for both is odd, the second text has one token more than the first, unless
+ * the first is longer and the second is below T tokens. */
 #ifndef APPS_TUNE_LABELLED_H
 #define APPS_TUNE_LABELLED_H
 

@@ -9,8 +9,8 @@
  * Shapes: logits [N, Kp] floatX of all N rows of S sequences, Kp >= 2; targets [2 S], positions in the sequence; losses
  * {each [2 S], sum [1], scale, mode}; loss_scale [1], in device memory. A target outside its sequence is ignored: loss
  * 0, gradients 0. The columns 2 .. Kp - 1 are padding: they are not read, and their gradient is 0.
- * Numerics: in double on the CPU, which runs the references, and in float on the GPU, in an order that depends only on the
- * sequence's length. Losses are added in double. A NaN logit makes its loss NaN.
+ * Numerics: in double on the CPU, which runs the references, and in float on the GPU, in an order that depends only on
+ * the sequence's length. Losses are added in double. A NaN logit makes its loss NaN.
  * Source: Devlin et al., "BERT: Pre-training of deep bidirectional transformers", 2018, section 4.2; the definition. */
 #ifndef APPS_TUNE_SPAN_H
 #define APPS_TUNE_SPAN_H

@@ -7,8 +7,8 @@
  *
  * Shapes: qkv [p + 1, 3C], each row Q | K | V, each of these [NH, HS]; out [C]; C = NH * HS. p is any position.
  * attention_decode_takes() checks HS.
- * Numerics: dot products and softmax accumulate in double on the CPU, which runs the reference, and in float on the GPU.
- * P is not rounded.
+ * Numerics: dot products and softmax accumulate in double on the CPU, which runs the reference, and in float on the
+ * GPU. P is not rounded.
  * Cost: memory-bound; keys and values are read once.
  * Source: Dao et al., arXiv 2205.14135, for the running maximum and sum. */
 #ifndef APPS_USE_DECODE_H

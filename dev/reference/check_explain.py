@@ -4,8 +4,8 @@
     python dev/reference/check_explain.py USE_GPT2 USE_BERT [--model DIR [--text TEXT]]
 
 Without --model, it makes small models with random weights: GPT-2 with tied weights; with three heads of 16, an untied
-head and a vocabulary of 3; BERT with tied and with untied weights, with and without a pair, labels and a next-sentence
-head. With --model, only that directory is compared, with USE_GPT2 or USE_BERT as its config.json says.
+head and a vocabulary of 3; BERT with tied and with untied weights, with and without labels and a next-sentence head.
+With --model, only that directory is compared, with USE_GPT2 or USE_BERT as its config.json says.
 
 The reference is float32, eval(), attn_implementation="eager". Hooks take its tensors, retain_grad() their gradients.
 ROWS names the counterpart of each tensor; a tensor without a row fails. Activations must agree within 1e-5 * max(1,
@@ -137,9 +137,6 @@ BERT = {
     "lnt_mean": lambda r, l: r.statistics(HEAD + "transform.LayerNorm", l)[0][r.rows],
     "lnt_rstd": lambda r, l: r.statistics(HEAD + "transform.LayerNorm", l)[1][r.rows],
     "logits": ("rows", HEAD + "decoder"),
-    "first": ("first", "last"),
-    "pooled_pre": ("out", "bert.pooler.dense"),
-    "next_logits": ("out", "cls.seq_relationship"),
     "losses": lambda r, l: r.losses(),
 }
 
@@ -162,12 +159,8 @@ class Run:
             self.outputs = model(ids, output_attentions=True)
             self.loss = self.token_losses().sum() / max(1, int((targets >= 0).sum()))
         else:
-            types = torch.tensor([page["types"]])
-            self.outputs = model(ids, token_type_ids=types, output_attentions=True)
+            self.outputs = model(ids, output_attentions=True)
             self.loss = self.token_losses().sum() / max(1, int((targets >= 0).sum()))
-            if page["next_target"] >= 0:
-                self.next_loss = F.cross_entropy(self.outputs.seq_relationship_logits, torch.tensor([page["next_target"]]))
-                self.loss = self.loss + self.next_loss
         model.zero_grad()
         if "why_no_loss" not in page:
             self.loss.backward()
@@ -251,8 +244,6 @@ def compare(name, program, directory, flags, show):
             verdict(f"{name}: {tensor}", why)
     expected = {k for k in run.table if not k.startswith("h.")} | {
         k.replace("h.", f"h.{l}.", 1) for k in run.table if k.startswith("h.") for l in range(page["L"])}
-    if not page["causal"] and page["ops"][-1]["layer"] == -1 and "next_logits" not in ours:
-        expected -= {"first", "pooled_pre", "next_logits"}  # without a next-sentence head
     verdict(f"{name}: {len(ours)} tensors, none missing", ", ".join(sorted(expected - set(ours))))
     parameters = dict(model.named_parameters())
     for tensor, value in gradients.items():
@@ -269,7 +260,7 @@ def compare(name, program, directory, flags, show):
             verdict(f"{name}: gradient of {tensor}", why)
     if has_loss:
         verdict(f"{name}: {len(gradients)} parameter gradients, none missing", ", ".join(sorted({n for n, p in parameters.items() if p.grad is not None} - set(gradients))))
-        loss = page["loss"] + page.get("next_loss", 0)
+        loss = page["loss"]
         verdict(f"{name}: loss {loss:.6f}", "" if abs(loss - float(run.loss)) <= TOLERANCE * max(1, loss) else f"differs from {float(run.loss):.6f}")
     verdict(f"{name}: largest error {worst[False]:.1e} of activations, {worst[True]:.1e} of gradients",
             "" if max(worst.values()) <= TOLERANCE else "too large")
@@ -318,11 +309,8 @@ def small_models(gpt2, bert):
     make_bert(path("bert"), num_hidden_layers=3, num_attention_heads=4, hidden_size=64)
     make_bert(path("bert3"), num_hidden_layers=2, num_attention_heads=3, hidden_size=48, tie_word_embeddings=False)
     make_bert(path("mlm"), "BertForMaskedLM", num_hidden_layers=2, num_attention_heads=2, hidden_size=32, hidden_act="gelu_new")
-    pair = ["--explain", "the cat [MASK=sat] on a [MASK].", "--explain-second", "a [MASK=dog] runs!", "--explain-next"]
-    for label in "01":
-        yield f"BERT, tied, a pair with label {label}", bert, path("bert"), pair + [label]
+    yield "BERT, tied", bert, path("bert"), ["--explain", "the cat [MASK=sat] on a [MASK]. a [MASK=dog] runs!"]
     yield "BERT, three heads of 16, untied, one text", bert, path("bert3"), ["--explain", "the [MASK=cat] sat on the mat."]
-    yield "BERT, untied, a pair without a word", bert, path("bert3"), ["--explain", "the [MASK]", "--explain-second", "sat."]
     yield "BERT, no label", bert, path("bert"), ["--explain", "the [MASK] sat on the mat."]
     yield "BERT, no next-sentence head", bert, path("mlm"), ["--nsp", "0", "--explain", "the [MASK=cat] sat on the [MASK=mat]."]
 

@@ -22,7 +22,7 @@ from verdicts import equal, failure, finish, not_refused, read, verdict, write
 from verdicts import run as run_program
 
 GPT2, BERT = map(os.path.abspath, sys.argv[1:3])
-USES = "--explain", "--explain-tensors", "--explain-next", "--evaluate"
+USES = "--explain", "--explain-tensors", "--evaluate"
 L = 2
 work = tempfile.TemporaryDirectory()
 W = work.name
@@ -232,9 +232,9 @@ def check_gpt2(model):
 
 def check_resumed():
     """-y 1 restores the settings of the run in -o, of which the batch and fp8 must not reach --explain."""
-    for program, words in ((GPT2, "Anna takes the ball."), (BERT, "Anna takes the [MASK=ball].")):
+    for program, words, *kind in ((GPT2, "Anna takes the ball."), (BERT, "Anna takes the [MASK=ball].", "--nsp", "0")):
         out = f"resumed_{os.path.basename(program)}"
-        run(program, *"-e L=2,C=16,NH=2,T=32 -b 3 -x 2 -v 0 -s 0 -n 0 --fp8 1 -o".split(), f"{W}/{out}")
+        run(program, *"-e L=2,C=16,NH=2,T=32 -b 3 -x 2 -v 0 -s 0 -n 0 --fp8 1 -o".split(), f"{W}/{out}", *kind)
         own = Page(program, "-y", "1", "--explain", words, out=out)
         other = Page(program, "-e", f"{W}/{out}", "--explain", words, out=out + "_other")
         is_same = not own.why and (own.tensors, own.gradients) == (other.tensors, other.gradients)
@@ -244,35 +244,24 @@ def check_resumed():
 def check_bert(model):
     name = "a masked language model"
     explain = lambda *flags, **more: Page(BERT, "-e", model, "--explain", *flags, **more)
-    pair = ["Anna takes the [MASK=ball]. Who has the [MASK]?", "--explain-second", "Anna has [MASK=the] ball."]
-    shown = explain(*pair, out="bert")
+    shown = explain("Anna takes the [MASK=ball]. Who has the [MASK]? Anna has [MASK=the] ball.", out="bert")
     verdict(f"{name}: runs", shown.why)
     page, tensors = shown.data, shown.tensors
     check_common(name, shown)
     piece = page["vocabulary"]
-    equal(f"{name}: tokens, labels and segments",
-          ([piece.get(str(t)) for t in page["targets"]],
-           [piece[str(page["tokens"][i])] for i in page["predicted"]], page["types"]),
-          (["ball", None, "the"], ["[MASK]"] * 3, [0] * 12 + [1] * 6))
-    follows = tensors["next_logits"][1]
-    wanted = math.log(sum(map(math.exp, follows))) - follows[0]
-    verdict(f"{name}: loss of the pair", difference([page["next_loss"]], [wanted]))
+    equal(f"{name}: tokens and labels",
+          ([piece.get(str(t)) for t in page["targets"]], [piece[str(page["tokens"][i])] for i in page["predicted"]]),
+          (["ball", None, "the"], ["[MASK]"] * 3))
     check_sums(name, shown, lambda l: [(f"h.{l}.mid", f"h.{l - 1}.ln2" if l else "ln0", f"h.{l}.attproj"),
                                        (f"h.{l}.out", f"h.{l}.ln1", f"h.{l}.fcproj")], "bert.encoder.layer.",
                [("output.dense", "out"), ("intermediate.dense", "fc_pre"), ("attention.output.dense", "mid")])
-    last = [x for i in [0] + page["predicted"] for x in row(tensors[f"grad.h.{L - 1}.ln2"], i)]
-    verdict(f"{name}: gradient of the last layer's output",
-            difference(last, [*tensors["grad.first"][1], *tensors["grad.masked"][1]]))
-    other = explain(*pair, "--explain-next", "1", out="bert")
-    is_right = other.data["next_target"] == 1 and other.tensors["next_logits"] == tensors["next_logits"]
-    is_right = is_right and abs(other.data["next_loss"] - page["next_loss"]) > 1e-6
-    verdict("--explain-next 1: the other label, the same scores", "" if is_right else "no")
+    last = [x for i in page["predicted"] for x in row(tensors[f"grad.h.{L - 1}.ln2"], i)]
+    verdict(f"{name}: gradient of the last layer's output", difference(last, tensors["grad.masked"][1]))
+    why = not_refused(run(BERT, "-o", model, "-y", "1", "--explain", "a [MASK]"), ".*give its model with -e")
+    verdict("refused: -y 1 with next-sentence prediction", why)
     bare = explain("Anna takes the [MASK].", out="bare")
     is_right = "[MASK=word]" in bare.data.get("why_no_loss", "") and "grad.logits" not in bare.tensors
     verdict("a bare [MASK]: no backward pass, and the page says why", "" if is_right else "no")
-    alone = explain("Anna takes the [MASK=ball].", "--nsp", "0", out="alone")
-    is_right = "next_logits" not in alone.tensors and f"grad.h.{L - 1}.ln2" in alone.tensors
-    verdict("--nsp 0: no next-sentence head", "" if is_right else "it has one")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -293,8 +282,6 @@ OF_BERT = [
     (r"\[MASK=\S+\]: is not in the vocabulary", "--explain", "Anna takes [MASK=\u4e2d]."),
     ("no closing bracket", "--explain", "Anna takes [MASK=ball."),
     ("nothing to predict", "--explain", "Anna takes the ball."),
-    ("--explain-next 1: needs --explain-second", "--explain", "a [MASK]", "--explain-next", "1"),
-    ("no next-sentence head", "--nsp", "0", "--explain", "a [MASK]", "--explain-second", "a", "--explain-next", "1"),
 ]
 
 

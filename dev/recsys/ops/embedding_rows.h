@@ -10,8 +10,8 @@
  * Shapes: index [N] row numbers; dx: rows of E elements, row n at dx + n * stride; w, m, v [rows, E]; step [1]. dtypes:
  * dx floatX; w, m, v real. On the GPU w is the fp32 master, and `copy`, the floatX weights that the forward pass reads,
  * gets w rounded to nearest. On the CPU copy is w.
- * Numerics: a row's gradients are added in the order of their positions, in real (SGD on the CPU: double): the same bits
- * every time, for any number of threads.
+ * Numerics: a row's gradients are added in the order of their positions, in real (SGD on the CPU: double): the same
+ * bits every time, for any number of threads.
  * step->is_taken 0: nothing is updated.
  * Source: the definition; fused updates as in FBGEMM's table-batched embeddings, without atomics. */
 #ifndef DEV_RECSYS_OPS_EMBEDDING_ROWS_H
