@@ -7,8 +7,6 @@
  *              the text; for pairs also text_b, sentence2, question2, hypothesis or #2 String, or next to question:
  *              sentence, text, passage or context. Other columns are ignored. A first line that can only be a header
  *              with other names is refused
- *   CoLA       lines of four fields without a header, the second 0 or 1 and the third a mark such as * or empty:
- *              source, label, mark, text
  *   label      the number of the class, from 0, or its name. Names are those of the model if it has names; else those
  *              of the training data, sorted by their bytes. With one label (a regression): any number
  *   no labels  for predictions only, the file may be lines of one text without tabs, or begin with a header that names
@@ -21,8 +19,6 @@
  * the first is longer and the second is below T tokens. */
 #ifndef APPS_TUNE_LABELLED_H
 #define APPS_TUNE_LABELLED_H
-
-#include <ctype.h>
 
 #include "llmc/bert/examples.h"
 #include "llmc/text/wordpiece.h"
@@ -97,7 +93,6 @@ typedef struct {
     int label, a, b;  // columns; label -1: there are no labels; b -1: there are no pairs
     int least, most;  // number of fields of a line
     int header;       // 1: the first line is a header
-    int is_cola;      // 1: lines have CoLA's four fields
     int has_empty;    // 1: a blank line is one empty field; 0: it is skipped
 } Labelled;
 
@@ -146,22 +141,6 @@ static inline int labelled_split(Labelled* l, Field field[LABELLED_COLUMNS]) {
 #define LABELLED_LABELS "|label|gold_label|is_duplicate|Quality|score|"
 #define LABELLED_TEXTS "text, sentence, sentence1, question, question1, premise or #1 String"
 
-// Set a column of a header; end with USAGE if the header names it twice.
-static inline void labelled_set_column(const Labelled* l, const Field* field, int* column, int i) {
-    if (*column >= 0)
-        die(USAGE, "%s: line 1 names two columns, %d (\"%.*s\") and %d (\"%.*s\"), for the same; remove one", l->path,
-            *column + 1, (int)field[*column].length, field[*column].text, i + 1, (int)field[i].length, field[i].text);
-    *column = i;
-}
-
-// Whether these are the four fields of a line of CoLA.
-static inline int labelled_is_cola(const Field* field, int count) {
-    if (count != 4 || label_number(field[1].text, field[1].length, 2) < 0 || field[2].length > 4) return 0;
-    for (size_t i = 0; i < field[2].length; i++)
-        if (!ispunct((unsigned char)field[2].text[i])) return 0;
-    return 1;
-}
-
 // If the first line is a header, find the columns that it names. With NULL `names` the file must have labels. Otherwise
 // labels are optional, and a first line that begins with a number or one of the names is not taken for a header without
 // labels.
@@ -181,15 +160,20 @@ static inline void labelled_read_header(Labelled* l, const LabelNames* names) {
     l->header = !begins_with_number && ((has_label && count > 1) || (has_text && names && !begins_with_name));
     if (!l->header) {
         if (names && count == 1) l->label = -1, l->a = 0, l->least = l->most = 1;
-        l->is_cola = labelled_is_cola(field, count);
-        if (l->is_cola) l->label = 1, l->a = 3, l->b = -1, l->least = l->most = 4;
         l->at = l->begin, l->line = 0;
         return;
     }
     for (int i = 0; i < count; i++) {
-        if (field_is(field[i], LABELLED_LABELS)) labelled_set_column(l, field, &label, i);
-        for (int k = 0; k < 2; k++)
-            if (field_is(field[i], columns[kind][k])) labelled_set_column(l, field, &found[k], i);
+        int* column = field_is(field[i], LABELLED_LABELS)    ? &label
+                      : field_is(field[i], columns[kind][0]) ? &found[0]
+                      : field_is(field[i], columns[kind][1]) ? &found[1]
+                                                             : NULL;
+        if (!column) continue;
+        if (*column >= 0)
+            die(USAGE, "%s: line 1 names two columns, %d (\"%.*s\") and %d (\"%.*s\"), for the same; remove one",
+                l->path, *column + 1, (int)field[*column].length, field[*column].text, i + 1, (int)field[i].length,
+                field[i].text);
+        *column = i;
     }
     l->label = label, l->a = found[0], l->b = found[1];
     if (l->a < 0) die(USAGE, "%s: line 1 has a column for labels, but none called " LABELLED_TEXTS, l->path);
@@ -212,8 +196,6 @@ static inline void labelled_open(Labelled* l, const char* path, const LabelNames
 // Split the next line, which must have all columns. Returns 0 at the end of the file.
 static inline int labelled_next(Labelled* l, Field field[LABELLED_COLUMNS]) {
     int count = labelled_split(l, field);
-    if (count > 0 && l->is_cola && !labelled_is_cola(field, count))
-        die(USAGE, "%s: line %d is not source, label (0 or 1), mark and sentence, as line 1 is", l->path, l->line);
     if (count > 0 && count < l->least)
         die(USAGE, "%s: line %d has %d field%s with tabs between them; it needs %d%s", l->path, l->line, count,
             count == 1 ? "" : "s", l->least, l->header ? "" : ", a label and what line 1 has after its own");

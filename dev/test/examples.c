@@ -42,7 +42,6 @@ typedef struct {
 static const LabelledFile NUMBERED[] = {
     {"a text", "1\ta b c\n\n0\td\n", "abc|", 8, 0, 3, 1, 5, 0},
     {"a text that is cut", "2\ta b c d e f g h i\n", "abcdef|", 8, 0, 3, 2, 8, 0},
-    {"CoLA", "gj04\t1\t\ta b\nr-67\t0\t?*\tc\n", "ab|", 16, 0, 2, 1, 4, 0},
     {"CoLA, test", "index\tsentence\n0\ta b\n", "ab|", 16, 0, 2, -1, 4, 0},
     {"SST-2", "sentence\tlabel\na b \t1\n", "ab|", 16, 0, 2, 1, 4, 0},
     {"MRPC", "\xEF\xBB\xBFQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t702\t703\ta b\tc\r\n", "ab|c|", 16, 0, 2, 1,
