@@ -60,11 +60,8 @@ static inline int explain_mlm_open(Explanation* e, ExplainSettings* s, Run* r, c
         e->text.tokens[i] = ids.id[i];
         if (ids.id[i] != words->mask) continue;
         CHECK(k < labels.count);
-        e->text.rows[k++] = (int)i;
-    }
-    for (size_t k = 0; k < labels.count; k++) {
-        e->text.targets[k] = labels.id[k];
-        e->labels += labels.id[k] >= 0;
+        e->text.rows[k] = (int)i, e->text.targets[k] = labels.id[k];
+        e->labels += labels.id[k++] >= 0;
     }
     if (!e->labels) e->why_no_loss = "no [MASK=word] gives a label to compare the predictions with";
     e->vocabulary.words = words;
