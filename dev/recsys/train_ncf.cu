@@ -353,12 +353,8 @@ static void validate(Run* r) {
     const char* pool = t->eval_pool == POOL_ALL ? "all" : "unseen";
     if (!r->settings.evaluate) {
         Text line = {NULL, 0, 0};
-        text_append(&line, "{", 1);
-        json_put_integer(&line, "step", r->step);
-        log_put(&line, "hr_at_10", hr, 6), log_put(&line, "ndcg_at_10", ndcg, 6);
-        json_put_integer(&line, "eval_negatives", t->eval_negatives);
-        json_put_string(&line, "eval_pool", pool);
-        text_append(&line, "}", 1);
+        text_printf(&line, "{\"step\": %lld, \"hr_at_10\": %.6g, \"ndcg_at_10\": %.6g, ", (long long)r->step, hr, ndcg);
+        text_printf(&line, "\"eval_negatives\": %d, \"eval_pool\": \"%s\"}", t->eval_negatives, pool);
         log_line(&r->log, &line);
         free(line.text);
         log_print_step(r->step, r->last);
