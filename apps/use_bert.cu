@@ -59,16 +59,16 @@ static void explain(Trainer* t, Explanation* e) {
     Run* r = &t->run;
     Model* m = &t->model;
     ExplainSizes sizes = {.L = m->config.L, .NH = m->config.NH, .C = m->config.C, .V = m->config.V};
-    MlmInput in = explain_mlm_load(e, &t->data, &m->buffers, sizes, m->config.next, &r->ctx);
+    MlmInput in = explain_mlm_load(e, &t->data, &m->buffers, sizes, &r->ctx);
     forward(m, &in, &r->ctx);
-    compute_loss(m, &in, (MlmScales){.masked = explain_scale(e), .next = 1}, explain_direction(e), SET, &r->ctx);
+    compute_loss(m, &in, (MlmScales){.masked = explain_scale(e)}, explain_direction(e), SET, &r->ctx);
     if (!e->why_no_loss) backward(m, &in, SET, &r->ctx);
     explain_end(e, &r->ctx);
     for (int l = 0; l <= sizes.L; l++) {
         forward_masked(m, input_of(m, l), &in, &r->ctx);
         explain_lens(e, m->a.logits, m->Vp, &r->ctx);
     }
-    explain_write(e, &m->a.loss[0], m->config.next ? &m->a.loss[1] : NULL, &r->ctx);
+    explain_write(e, m->a.loss, &r->ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -94,9 +94,12 @@ static void program_open(Program* p, int argc, char** argv) {
     run_find_model(r, "", "");
     BertConfig c = bert_config_of_run(r, &t->mlm, &t->data.words);
     embed_check_model(&p->text, r->weights, r->group.size);
-    if (explains) c.next = explain_mlm_has_next(&p->explanation, &p->explain, r->weights, c.next);
+    if (explains && r->checkpoint && c.next)
+        die(USAGE,
+            "--explain and -y 1: a run with next-sentence prediction, which is not shown; give its model with -e");
+    if (explains) c.next = 0;
     int T = run_sequence_length(r, c.T);
-    if (explains) T = explain_mlm_open(&p->explanation, &p->explain, r, &t->data.words, c.V, T, c.next);
+    if (explains) T = explain_mlm_open(&p->explanation, &p->explain, r, &t->data.words, c.V, T);
     MlmRecipe recipe = {.max_predictions = explains ? p->explain.predictions : *p->text.fill ? T : 1, .pack = 1};
     if (!has_text && !explains) recipe = mlm_settings_recipe(&t->mlm, T);
     plan_model(r, &t->model, &t->data, c, recipe, T, explains ? RECOMPUTE_NOTHING : FORWARD_ONLY);

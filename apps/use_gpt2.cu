@@ -123,7 +123,7 @@ static void explain(Trainer* t, Explanation* e) {
         forward_head(m, m->a.lnf, b.s.rows, &r->ctx);
         explain_lens(e, m->a.logits, m->Vp, &r->ctx);
     }
-    explain_write(e, m->a.loss, NULL, &r->ctx);
+    explain_write(e, m->a.loss, &r->ctx);
 }
 
 // ---------------------------------------------------------------------------------------------------------

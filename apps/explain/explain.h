@@ -19,9 +19,8 @@ enum { EXPLAIN_TOP = 5 };
 // The text, and the rows for which the model predicts a token: all rows, or the masked ones.
 typedef struct {
     int T, count;
-    int *tokens, *types;  // [T]; types NULL: all 0
+    int* tokens;          // [T]
     int *rows, *targets;  // [count]; a negative target: none
-    int next_target;      // whether the second segment follows the first (0) or not (1); -1: not asked
 } ExplainText;
 
 // The vocabulary as text. One of the two is set.
@@ -47,7 +46,6 @@ typedef struct {
     ExplainRecord record;
     ExplainLens lens;
     const char* why_no_loss;  // why there is no loss and no backward pass; NULL: there are both
-    const char* why_no_next;  // why the next-sentence part is missing; NULL: it is not
     int labels;               // number of targets
 } Explanation;
 
@@ -99,7 +97,7 @@ static inline void explain_lens(Explanation* e, floatX* logits, int Vp, Context*
 
 static inline void explain_close(Explanation* e) {
     explain_record_close(&e->record);
-    free(e->text.tokens), free(e->text.types), free(e->text.rows), free(e->text.targets);
+    free(e->text.tokens), free(e->text.rows), free(e->text.targets);
     free(e->lens.id), free(e->lens.p), free(e->lens.target);
 }
 

@@ -180,10 +180,8 @@ static inline void explain_put_text(Text* out, const Explanation* e) {
         if (text->targets[i] >= 0) used[text->targets[i]] = 1;
     for (size_t i = 0; i < n; i++) used[lens->id[i]] = 1;
     explain_put_integers(out, "tokens", text->tokens, text->T);
-    if (text->types) explain_put_integers(out, "types", text->types, text->T);
     explain_put_integers(out, "predicted", text->rows, text->count);
     explain_put_integers(out, "targets", text->targets, text->count);
-    json_put_integer(out, "next_target", text->next_target);
     json_put_key(out, "vocabulary");
     int is_first = 1;
     for (int v = 0; v < V; v++) {
@@ -297,7 +295,7 @@ static inline void explain_put_parameters(Text* out, const Explanation* e, Conte
 // ---------------------------------------------------------------------------------------------------------
 // The page
 
-static inline void explain_put_facts(Text* out, const Explanation* e, double loss, double next_loss) {
+static inline void explain_put_facts(Text* out, const Explanation* e, double loss) {
     const ExplainSizes* s = &e->record.sizes;
     json_put_string(out, "model", e->model), json_put_string(out, "precision", FLOATX_NAME);
     json_put_string(out, "device", GPU_BUILD ? "GPU" : "CPU");
@@ -306,14 +304,12 @@ static inline void explain_put_facts(Text* out, const Explanation* e, double los
     json_put_integer(out, "parameter_count", (int64_t)e->record.buffers->table.parameters);
     if (e->why_no_loss) json_put_string(out, "why_no_loss", e->why_no_loss);
     else json_put_number(out, "loss", loss);
-    if (e->why_no_next) json_put_string(out, "why_no_next", e->why_no_next);
-    if (e->text.next_target >= 0) json_put_number(out, "next_loss", next_loss);
 }
 
-static inline void explain_data(Text* out, const Explanation* e, double loss, double next_loss, Context* ctx) {
+static inline void explain_data(Text* out, const Explanation* e, double loss, Context* ctx) {
     const ExplainRecord* r = &e->record;
     text_append(out, "{", 1);
-    explain_put_facts(out, e, loss, next_loss);
+    explain_put_facts(out, e, loss);
     explain_put_text(out, e);
     explain_put_residual(out, r);
     explain_put_ops(out, r);
@@ -330,12 +326,12 @@ static inline void explain_data(Text* out, const Explanation* e, double loss, do
 }
 
 // The Makefile turns apps/explain/page.html into the bytes that are included here.
-static inline void explain_page(Text* out, const Explanation* e, double loss, double next_loss, Context* ctx) {
+static inline void explain_page(Text* out, const Explanation* e, double loss, Context* ctx) {
     static const unsigned char page[] = {
 #include "explain_page.inc"
         0};
     Text data = {NULL, 0, 0};
-    explain_data(&data, e, loss, next_loss, ctx);
+    explain_data(&data, e, loss, ctx);
     page_put(out, page, &data);
     free(data.text);
 }
@@ -404,16 +400,14 @@ static inline void explain_write_tensors(const Explanation* e, Context* ctx) {
     free(path);
 }
 
-// Write all files, print their names, and free the explanation. Losses are in device memory; pair_loss NULL: none.
-static inline void explain_write(Explanation* e, const real* token_loss, const real* pair_loss, Context* ctx) {
-    double loss = model_buffers_number(token_loss, ctx),
-           next_loss = pair_loss ? model_buffers_number(pair_loss, ctx) : 0;
+// Write all files, print their names, and free the explanation. The loss is in device memory.
+static inline void explain_write(Explanation* e, const real* mean_loss, Context* ctx) {
+    double loss = model_buffers_number(mean_loss, ctx);
     Text page = {NULL, 0, 0};
     char* path = explain_path(e, "explain.html");
     if (e->why_no_loss) printf("no loss and no backward pass: %s\n", e->why_no_loss);
-    else printf("loss %.6f\n", loss + next_loss);
-    if (e->why_no_next) printf("no next-sentence prediction: %s\n", e->why_no_next);
-    explain_page(&page, e, loss, next_loss, ctx);
+    else printf("loss %.6f\n", loss);
+    explain_page(&page, e, loss, ctx);
     explain_written(path, write_file(path, page.text, page.length));
     explain_write_tensors(e, ctx);
     free(page.text), free(path);

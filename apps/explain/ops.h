@@ -104,7 +104,7 @@ static const ExplainSection PRE_NORM_BACKWARD[] = {
 };
 
 // ---------------------------------------------------------------------------------------------------------
-// Post-layernorm blocks, with the heads of masked-token and next-sentence prediction
+// Post-layernorm blocks, with the head of masked-token prediction
 
 static const ExplainOp POST_NORM_START[] = {
     {"embedding_forward", "embedded[t] = word[token[t]] + position[t] + type[t]", {{"embedded", "token plus position plus segment"}}},
@@ -134,24 +134,13 @@ static const ExplainOp POST_NORM_MASKED[] = {
      {{"lnt", "the head's hidden layer, normalised"}, {"lnt_mean", "mean of each row"}, {"lnt_rstd", "1 / standard deviation of each row"}}},
     {"matmul_forward", "logits = lnt decoder.w^T + decoder.b", {{"logits", "score of each token of the vocabulary for each [MASK]"}}},
 };
-static const ExplainOp POST_NORM_NEXT[] = {
-    {"gather_forward", "first = the last layer's output at [CLS]", {{"first", "last hidden state of [CLS]"}}},
-    {"matmul_forward", "pooled_pre = first pooler.w^T + pooler.b", {{"pooled_pre", "the pooler before tanh", "pooled"}}},
-};
 static const ExplainOp POST_NORM_MASKED_LOSS[] = {
     {"classifier_forward", "loss[i] = log(sum of exp(logits[i])) - logits[i, the word]", {{"losses", "loss of each masked token"}}},
     {"accuracy_forward", "correct = masked tokens whose word has the largest logit", {{NULL}}},
 };
-static const ExplainOp POST_NORM_NEXT_LOSS[] = {
-    {"next_sentence_forward", "next_logits = tanh(pooled_pre) next.w^T + next.b", {{"next_logits", "scores of: follows, does not follow"}}},
-};
 static const ExplainOp POST_NORM_LOSS_BACKWARD[] = {
     {"classifier_backward", "loss[i] = log(sum of exp(logits[i])) - logits[i, the word];  grad.logits = (softmax(logits) - onehot(word)) / words",
      {{"losses", "loss of each masked token"}, {"grad.logits", "gradient of the logits", "logits"}}},
-};
-static const ExplainOp POST_NORM_NEXT_LOSS_BACKWARD[] = {
-    {"next_sentence_backward", "next_logits = tanh(pooled_pre) next.w^T + next.b;  grad.pooled_pre: through the softmax and tanh",
-     {{"next_logits", "scores of: follows, does not follow"}, {"grad.pooled_pre", "gradient of the pooler before tanh", "pooled"}}},
 };
 static const ExplainOp POST_NORM_MASKED_BACKWARD[] = {
     {"matmul_backward_weight", "grad of decoder.w = grad.logits^T lnt;  grad of decoder.b = column sums", {{NULL}}},
@@ -160,17 +149,8 @@ static const ExplainOp POST_NORM_MASKED_BACKWARD[] = {
     {"gelu_backward", "grad.transform_pre = grad.transform * gelu'(transform_pre)", {{"grad.transform_pre", "gradient before GELU", "dlnt"}}},
     {"matmul_backward_weight", "grad of transform.w = grad.transform_pre^T masked;  grad of transform.b = column sums", {{NULL}}},
     {"matmul_backward_input", "grad.masked = grad.transform_pre transform.w", {{"grad.masked", "gradient of the masked tokens' hidden states", "dmasked"}}},
-};
-// The gradient of the last layer's output: the masked tokens' rows, to which that of [CLS] may be added.
-static const ExplainOp POST_NORM_SCATTER[] = {
     {"gather_backward", "grad.ln2 = grad.masked in the masked tokens' rows, 0 elsewhere",
      {{"grad.ln2", "gradient of the last layer's output", "dx", -1, "grad.ln0"}}},
-};
-static const ExplainOp POST_NORM_NEXT_BACKWARD[] = {
-    {"gather_backward", "grad.ln2 = grad.masked in the masked tokens' rows, 0 elsewhere", {{NULL}}},
-    {"matmul_backward_weight", "grad of pooler.w = grad.pooled_pre^T first", {{NULL}}},
-    {"matmul_backward_input", "grad.first = grad.pooled_pre pooler.w", {{"grad.first", "gradient of [CLS]'s hidden state", "dfirst"}}},
-    {"gather_backward", "grad.ln2 += grad.first in the row of [CLS]", {{"grad.ln2", "gradient of the last layer's output", "dx", -1, "grad.ln0"}}},
 };
 static const ExplainOp POST_NORM_BLOCK_BACKWARD[] = {
     {"residual_layernorm_backward", "grad.out = through the layernorm from grad.ln2;  grad of fcproj.b = column sums",

@@ -8,8 +8,7 @@
 
 typedef struct {
     const char* text;
-    const char* second;  // second text of a pair
-    int next, tensors;
+    int tensors;
     int predictions;  // number of masks in the text, set when it is read
 } ExplainSettings;
 
@@ -24,13 +23,9 @@ static inline int explain_rows(ExplainSettings* s, Flag* table, int count, int i
          "-: of standard input)."},
         {NULL, "--explain-tensors", FLAG_INT,    &s->tensors, "0", 0, 1, NULL, SCOPE_PROCESS, TOPIC_SAMPLES,
          "1: --explain also writes all activations and gradients, as OUT/explain/*.safetensors."},
-        {NULL, "--explain-second",  FLAG_STRING, &s->second,  "",  0, 0, NULL, SCOPE_PROCESS, TOPIC_SAMPLES,
-         "Second text of --explain's pair, for next-sentence prediction. Empty: none."},
-        {NULL, "--explain-next",    FLAG_INT,    &s->next,    "0", 0, 1, NULL, SCOPE_PROCESS, TOPIC_SAMPLES,
-         "Label of the pair. 0: the second text follows the first; 1: it does not."},
     };
     // clang-format on
-    return settings_add_rows(table, count, rows, is_masked ? COUNT_OF(rows) : 2);
+    return settings_add_rows(table, count, rows, COUNT_OF(rows));
 }
 
 static inline int explain_is_asked(const ExplainSettings* s) { return *s->text != '\0'; }
@@ -41,21 +36,12 @@ static inline int explain_check(const ExplainSettings* e, Settings* s, Flag* tab
     if (flag_is_given(table, count, "--explain") && !*e->text) die(USAGE, "--explain '': is empty; give a text");
     const int is_asked = explain_is_asked(e);
     if (!is_asked && e->tensors) die(USAGE, "--explain-tensors: needs --explain");
-    if (!is_asked && e->next) die(USAGE, "--explain-next: needs --explain");
-    if (!is_asked && e->second && *e->second) die(USAGE, "--explain-second: needs --explain");
     if (!is_asked) return 0;
-    if (e->next && !*e->second) die(USAGE, "--explain-next 1: needs --explain-second, the other text of the pair");
     if (s->evaluate) die(USAGE, "--explain: does not combine with --evaluate, --generate, --fill or --embed");
     if (s->fp8) die(USAGE, "--explain and --fp8 1: an fp8 model keeps no activations to show; leave --fp8 out");
     if (!*s->out) die(USAGE, "--explain: writes to -o, which is empty; name a directory");
     s->evaluate = 1, s->B = 1, s->total_batch = 0;
     return 1;
-}
-
-static inline void explain_check_utf8(const char* flag, const char* text, size_t length) {
-    for (size_t i = 0, n; i < length; i += n)
-        if ((n = utf8_length(text + i, length - i)) == 0)
-            die(USAGE, "%s: byte %zu of the text is not UTF-8; convert it first", flag, i + 1);
 }
 
 // Read the text (caller frees). It must not be empty, and be valid UTF-8.
@@ -72,7 +58,9 @@ static inline char* explain_read_text(const ExplainSettings* s, size_t* length) 
         text = xprintf("%s", s->text);
     }
     if (!*length) die(USAGE, "--explain %s: is empty; give a text", s->text);
-    explain_check_utf8("--explain", text, *length);
+    for (size_t i = 0, n; i < *length; i += n)
+        if ((n = utf8_length(text + i, *length - i)) == 0)
+            die(USAGE, "--explain: byte %zu of the text is not UTF-8; convert it first", i + 1);
     return text;
 }
 
@@ -86,7 +74,7 @@ static inline void explain_check_model(Explanation* e, const ExplainSettings* s,
 
 // Allocate for T tokens and `count` predictions.
 static inline void explain_alloc_text(ExplainText* t, int T, int count) {
-    t->T = T, t->count = count, t->next_target = -1;
+    t->T = T, t->count = count;
     t->tokens = (int*)xcalloc((size_t)T, sizeof(int));
     t->rows = (int*)xcalloc((size_t)count, sizeof(int)), t->targets = (int*)xcalloc((size_t)count, sizeof(int));
 }

@@ -6,25 +6,19 @@
  *              that one for the label; text, text_a, sentence, sentence1, question, question1, premise or #1 String for
  *              the text; for pairs also text_b, sentence2, question2, hypothesis or #2 String, or next to question:
  *              sentence, text, passage or context. Other columns are ignored. A first line that can only be a header
- *              with other names is refused. Where it ends in label1 and gold_label (SNLI), a line may have label2 to
- *              label5 before gold_label
- *   CoLA       lines of four fields without a header, the second 0 or 1 and the third a mark such as * or empty:
- *              source, label, mark, text
+ *              with other names is refused
  *   label      the number of the class, from 0, or its name. Names are those of the model if it has names; else those
  *              of the training data, sorted by their bytes. With one label (a regression): any number
  *   no labels  for predictions only, the file may be lines of one text without tabs, or begin with a header that names
  *              a text and no label. Then there is one prediction per line: a blank line counts as an empty text in
  *              single-column files and is an error otherwise
  *
- * A quotation mark is a character like any other. But where the last field of a line begins with one and fields are
- * missing, the field goes on to the line with the mark that ends it: some questions of QQP have line breaks. Texts become
- * [CLS] A [SEP] or [CLS] A [SEP] B [SEP]. Texts that are too long for T tokens are truncated at the end, of a pair the
- * longer text first, as by Hugging Face's `tokenizers` (longest_first): if the number of tokens for both is odd, the
- * second text has one token more than the first, unless the first is longer and the second is below T tokens. */
+ * A quotation mark is a character like any other. Texts become [CLS] A [SEP] or [CLS] A [SEP] B [SEP]. Texts that are
+ * too long for T tokens are truncated at the end, of a pair the longer text first, as by Hugging Face's `tokenizers`
+ * (longest_first): if the number of tokens for both is odd, the second text has one token more than the first, unless
+ * the first is longer and the second is below T tokens. */
 #ifndef APPS_TUNE_LABELLED_H
 #define APPS_TUNE_LABELLED_H
-
-#include <ctype.h>
 
 #include "llmc/bert/examples.h"
 #include "llmc/text/wordpiece.h"
@@ -95,12 +89,11 @@ typedef struct {
     const char* path;
     char* text;
     size_t size, begin, at;
-    int line;           // number of the last line
-    int label, a, b;    // columns; label -1: there are no labels; b -1: there are no pairs
-    int least, most;    // number of fields of a line
-    int header, votes;  // 1: the first line is a header; it ends in label1 and gold_label
-    int is_cola;        // 1: lines have CoLA's four fields
-    int has_empty;      // 1: a blank line is one empty field; 0: it is skipped
+    int line;         // number of the last line
+    int label, a, b;  // columns; label -1: there are no labels; b -1: there are no pairs
+    int least, most;  // number of fields of a line
+    int header;       // 1: the first line is a header
+    int has_empty;    // 1: a blank line is one empty field; 0: it is skipped
 } Labelled;
 
 // Whether the field is one of the names, "|a|b|c|".
@@ -148,22 +141,6 @@ static inline int labelled_split(Labelled* l, Field field[LABELLED_COLUMNS]) {
 #define LABELLED_LABELS "|label|gold_label|is_duplicate|Quality|score|"
 #define LABELLED_TEXTS "text, sentence, sentence1, question, question1, premise or #1 String"
 
-// Set a column of a header; end with USAGE if the header names it twice.
-static inline void labelled_set_column(const Labelled* l, const Field* field, int* column, int i) {
-    if (*column >= 0)
-        die(USAGE, "%s: line 1 names two columns, %d (\"%.*s\") and %d (\"%.*s\"), for the same; remove one", l->path,
-            *column + 1, (int)field[*column].length, field[*column].text, i + 1, (int)field[i].length, field[i].text);
-    *column = i;
-}
-
-// Whether these are the four fields of a line of CoLA.
-static inline int labelled_is_cola(const Field* field, int count) {
-    if (count != 4 || label_number(field[1].text, field[1].length, 2) < 0 || field[2].length > 4) return 0;
-    for (size_t i = 0; i < field[2].length; i++)
-        if (!ispunct((unsigned char)field[2].text[i])) return 0;
-    return 1;
-}
-
 // If the first line is a header, find the columns that it names. With NULL `names` the file must have labels. Otherwise
 // labels are optional, and a first line that begins with a number or one of the names is not taken for a header without
 // labels.
@@ -183,35 +160,28 @@ static inline void labelled_read_header(Labelled* l, const LabelNames* names) {
     l->header = !begins_with_number && ((has_label && count > 1) || (has_text && names && !begins_with_name));
     if (!l->header) {
         if (names && count == 1) l->label = -1, l->a = 0, l->least = l->most = 1;
-        l->is_cola = labelled_is_cola(field, count);
-        if (l->is_cola) l->label = 1, l->a = 3, l->b = -1, l->least = l->most = 4;
         l->at = l->begin, l->line = 0;
         return;
     }
     for (int i = 0; i < count; i++) {
-        if (field_is(field[i], LABELLED_LABELS)) labelled_set_column(l, field, &label, i);
-        for (int k = 0; k < 2; k++)
-            if (field_is(field[i], columns[kind][k])) labelled_set_column(l, field, &found[k], i);
+        int* column = field_is(field[i], LABELLED_LABELS)    ? &label
+                      : field_is(field[i], columns[kind][0]) ? &found[0]
+                      : field_is(field[i], columns[kind][1]) ? &found[1]
+                                                             : NULL;
+        if (!column) continue;
+        if (*column >= 0)
+            die(USAGE, "%s: line 1 names two columns, %d (\"%.*s\") and %d (\"%.*s\"), for the same; remove one",
+                l->path, *column + 1, (int)field[*column].length, field[*column].text, i + 1, (int)field[i].length,
+                field[i].text);
+        *column = i;
     }
     l->label = label, l->a = found[0], l->b = found[1];
     if (l->a < 0) die(USAGE, "%s: line 1 has a column for labels, but none called " LABELLED_TEXTS, l->path);
     l->least = max_int(l->label, max_int(l->a, l->b)) + 1;
-    l->votes = count > 1 && field_is(field[count - 2], "|label1|") && field_is(field[count - 1], "|gold_label|");
-    l->most = count + 4 * l->votes;
+    l->most = count;
 }
 
 #define LABELLED_HINT "; if line 1 is a header, name its columns label and text, or label, sentence1 and sentence2"
-
-// Whether line 1 may be a header with other names: its label is not a number and occurs on no other line (`firsts`
-// counts the lines).
-static inline int labelled_may_be_header(const Labelled* l, Field first, int firsts) {
-    return !l->header && firsts == 1 && label_number(first.text, first.length, 1 << 30) < 0;
-}
-
-static inline void labelled_refuse_header(const char* path, Field first) {
-    die(USAGE, "%s: line 1: the label \"%.*s\" is not a number, as all others are" LABELLED_HINT, path,
-        (int)min_size(first.length, 80), first.text);
-}
 
 // `names`: the names of the classes, for a file whose labels are optional (predictions); else NULL.
 static inline void labelled_open(Labelled* l, const char* path, const LabelNames* names) {
@@ -223,45 +193,19 @@ static inline void labelled_open(Labelled* l, const char* path, const LabelNames
     labelled_read_header(l, names);
 }
 
-static inline size_t field_quotation_marks(Field f) {
-    size_t marks = 0;
-    for (size_t i = 0; i < f.length; i++) marks += f.text[i] == '"';
-    return marks;
-}
-
-// Whether fields are missing after one that begins with a quotation mark and lacks the one that ends it.
-static inline int labelled_goes_on(const Labelled* l, const Field* field, int count) {
-    if (!l->header || count == 0 || count >= l->least) return 0;
-    Field last = field[count - 1];
-    return last.length > 0 && last.text[0] == '"' && field_quotation_marks(last) % 2;
-}
-
 // Split the next line, which must have all columns. Returns 0 at the end of the file.
 static inline int labelled_next(Labelled* l, Field field[LABELLED_COLUMNS]) {
-    Field more[LABELLED_COLUMNS];
-    int count = labelled_split(l, field), line = l->line, n;
-    if (count > 0 && l->is_cola && !labelled_is_cola(field, count))
-        die(USAGE, "%s: line %d is not source, label (0 or 1), mark and sentence, as line 1 is", l->path, l->line);
-    for (int is_open = labelled_goes_on(l, field, count); is_open && (n = labelled_split(l, more)) > 0;) {
-        Field* last = &field[count - 1];
-        last->length = (size_t)(more[0].text - last->text) + more[0].length;
-        is_open ^= field_quotation_marks(more[0]) % 2;
-        if (n == 1) continue;
-        if (is_open) break;
-        for (int i = 1; i < n && count < LABELLED_COLUMNS; i++) field[count++] = more[i];
-        is_open = labelled_goes_on(l, field, count);
-    }
+    int count = labelled_split(l, field);
     if (count > 0 && count < l->least)
-        die(USAGE, "%s: line %d has %d field%s with tabs between them; it needs %d%s", l->path, line, count,
+        die(USAGE, "%s: line %d has %d field%s with tabs between them; it needs %d%s", l->path, l->line, count,
             count == 1 ? "" : "s", l->least, l->header ? "" : ", a label and what line 1 has after its own");
-    while (!l->votes && count > l->most && !field[count - 1].length) count--;  // tabs at the line's end
+    while (count > l->most && !field[count - 1].length) count--;  // tabs at the line's end
     if (count > l->most)
-        die(USAGE, "%s: line %d has %d fields with tabs between them, but %s %d", l->path, line, count,
+        die(USAGE, "%s: line %d has %d fields with tabs between them, but %s %d", l->path, l->line, count,
             l->header       ? "the header has"
             : l->label >= 0 ? "a label and what line 1 has after its own are"
                             : "line 1 is a text without a label:",
             l->most);
-    if (l->votes && count > 0) l->label = count - 1;
     return count > 0;
 }
 
@@ -273,26 +217,23 @@ static inline int labelled_next(Labelled* l, Field field[LABELLED_COLUMNS]) {
 static inline void labelled_find_names(LabelNames* names, const char* path, int labels) {
     Labelled l;
     Field field[LABELLED_COLUMNS], first = {NULL, 0};
-    int are_numbers = 1, lines = 0, firsts = 0, numbers = 0;  // lines with the label of line 1; others with a number
+    int are_numbers = 1, lines = 0, numbers = 0;  // of all lines; of those with a number
     if (labels == 1) return;
     labelled_open(&l, path, NULL);
     while (labelled_next(&l, field)) {
         Field label = field[l.label];
         if (lines++ == 0) first = label;
-        int is_first = label.length == first.length && memcmp(label.text, first.text, label.length) == 0;
-        firsts += is_first, numbers += !is_first && label_number(label.text, label.length, 1 << 30) >= 0;
+        numbers += label_number(label.text, label.length, 1 << 30) >= 0;
         if (label.length == 0 || label_names_find(names, label.text, label.length) >= 0) continue;
         if (label_number(label.text, label.length, labels) < 0) are_numbers = 0;
-        if (names->count == labels) {
-            if (labelled_may_be_header(&l, first, firsts) && numbers + 1 == lines) labelled_refuse_header(path, first);
+        if (names->count == labels)
             die(USAGE, "%s: line %d: \"%.*s\" is one more label than --labels %d allows%s", path, l.line,
-                (int)min_size(label.length, 80), label.text, labels,
-                labelled_may_be_header(&l, first, firsts) ? LABELLED_HINT : "");
-        }
+                (int)min_size(label.length, 80), label.text, labels, l.header ? "" : LABELLED_HINT);
         label_names_add(names, label.text, label.length);
     }
-    if (labelled_may_be_header(&l, first, firsts) && lines > 1 && numbers + 1 == lines)
-        labelled_refuse_header(path, first);
+    if (!l.header && lines > 1 && numbers + 1 == lines && label_number(first.text, first.length, 1 << 30) < 0)
+        die(USAGE, "%s: line 1: the label \"%.*s\" is not a number, as all others are" LABELLED_HINT, path,
+            (int)min_size(first.length, 80), first.text);
     if (!are_numbers && names->count < labels)
         die(USAGE, "%s: has %d different labels, not the %d of --labels; lower that, or number the classes", path,
             names->count, labels);

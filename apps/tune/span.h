@@ -9,9 +9,8 @@
  * Shapes: logits [N, Kp] floatX of all N rows of S sequences, Kp >= 2; targets [2 S], positions in the sequence; losses
  * {each [2 S], sum [1], scale, mode}; loss_scale [1], in device memory. A target outside its sequence is ignored: loss
  * 0, gradients 0. The columns 2 .. Kp - 1 are padding: they are not read, and their gradient is 0.
- * Numerics: exponentials in real, after subtracting the maximum. Their sums are in double on the CPU and in float on
- * the GPU, in an order that depends only on the sequence's length. Losses are added in double. A NaN logit makes its
- * loss NaN.
+ * Numerics: in double on the CPU, which runs the references, and in float on the GPU, in an order that depends only on
+ * the sequence's length. Losses are added in double. A NaN logit makes its loss NaN.
  * Source: Devlin et al., "BERT: Pre-training of deep bidirectional transformers", 2018, section 4.2; the definition. */
 #ifndef APPS_TUNE_SPAN_H
 #define APPS_TUNE_SPAN_H
@@ -36,18 +35,24 @@ static inline Scope span_scope(Context* ctx, Direction direction, const Sequence
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// References. cu_seqlens [S + 1] is in host memory.
+// References, which the CPU runs too: an end belongs to one thread. cu_seqlens [S + 1] is in host memory.
+
+// The logarithm of the sum of the exponentials of x[0], x[Kp], ...
+static inline double span_log_sum(const real* x, int length, int Kp) {
+    double max = -INFINITY, sum = 0;
+    for (int t = 0; t < length; t++) max = fmax(max, (double)x[(size_t)t * (size_t)Kp]);
+    for (int t = 0; t < length; t++) sum += exp((double)x[(size_t)t * (size_t)Kp] - max);
+    return max + log(sum);
+}
 
 static inline void span_forward_ref(Losses losses, const real* logits, const int* targets, const int* cu_seqlens, int S,
                                     int Kp) {
+#pragma omp parallel for schedule(static)
     for (int i = 0; i < SPAN_ENDS * S; i++) {
         int begin = cu_seqlens[i / SPAN_ENDS], length = cu_seqlens[i / SPAN_ENDS + 1] - begin, target = targets[i];
         const real* x = logits + (size_t)begin * (size_t)Kp + i % SPAN_ENDS;
-        double max = -INFINITY, sum = 0;
-        for (int t = 0; t < length; t++) max = fmax(max, (double)x[(size_t)t * (size_t)Kp]);
-        for (int t = 0; t < length; t++) sum += exp((double)x[(size_t)t * (size_t)Kp] - max);
         int is_used = target >= 0 && target < length;
-        losses.each[i] = is_used ? (real)(max + log(sum) - (double)x[(size_t)target * (size_t)Kp]) : 0;
+        losses.each[i] = is_used ? (real)(span_log_sum(x, length, Kp) - (double)x[(size_t)target * (size_t)Kp]) : 0;
     }
     losses_add_ref(losses, SPAN_ENDS * S);
 }
@@ -56,16 +61,15 @@ static inline void span_backward_ref(Losses losses, real* logits, const int* tar
                                      const int* cu_seqlens, int S, int Kp) {
     double factor = losses.scale * (loss_scale ? (double)*loss_scale : 1);
     span_forward_ref(losses, logits, targets, cu_seqlens, S, Kp);
+#pragma omp parallel for schedule(static)
     for (int i = 0; i < SPAN_ENDS * S; i++) {
         int begin = cu_seqlens[i / SPAN_ENDS], length = cu_seqlens[i / SPAN_ENDS + 1] - begin, target = targets[i];
         real* x = logits + (size_t)begin * (size_t)Kp + i % SPAN_ENDS;
-        double max = -INFINITY, sum = 0;
-        for (int t = 0; t < length; t++) max = fmax(max, (double)x[(size_t)t * (size_t)Kp]);
-        for (int t = 0; t < length; t++) sum += exp((double)x[(size_t)t * (size_t)Kp] - max);
+        double log_sum = span_log_sum(x, length, Kp);
         int is_used = target >= 0 && target < length;
         for (int t = 0; t < length; t++) {
             real* at = x + (size_t)t * (size_t)Kp;
-            *at = is_used ? (real)(factor * (exp((double)*at - max) / sum - (t == target))) : 0;
+            *at = is_used ? (real)(factor * (exp((double)*at - log_sum) - (t == target))) : 0;
         }
     }
     for (int n = 0; n < cu_seqlens[S]; n++)
@@ -106,27 +110,6 @@ __global__ void __launch_bounds__(SPAN_THREADS)
     classifier_add_losses(losses, classifier_put_loss(losses, loss, arrivals));
 }
 
-#else
-// ---------------------------------------------------------------------------------------------------------
-// CPU: a work item is one span end of one sequence.
-
-// The loss of one end over the positions x[0], x[Kp], ... If `factor` is not 0, the gradient overwrites the logits.
-static inline real span_end(floatX* x, int length, int target, int Kp, double factor) {
-    double max = -INFINITY, sum = 0;
-    if (target < 0 || target >= length) {
-        for (int t = 0; t < length && factor != 0; t++) x[(size_t)t * (size_t)Kp] = 0;
-        return 0;
-    }
-    for (int t = 0; t < length; t++) max = fmax(max, (double)x[(size_t)t * (size_t)Kp]);
-    for (int t = 0; t < length; t++) sum += (double)real_exp((real)((double)x[(size_t)t * (size_t)Kp] - max));
-    real loss = (real)(max + log(sum) - (double)x[(size_t)target * (size_t)Kp]);
-    for (int t = 0; t < length && factor != 0; t++) {
-        floatX* at = x + (size_t)t * (size_t)Kp;
-        *at = (floatX)(factor * ((double)real_exp((real)((double)*at - max)) / sum - (t == target)));
-    }
-    return loss;
-}
-
 #endif
 
 static inline void span_forward(Losses losses, const floatX* logits, const int* targets, const Sequences* s, int Kp,
@@ -137,13 +120,7 @@ static inline void span_forward(Losses losses, const floatX* logits, const int* 
         losses, ctx->arrivals, (floatX*)logits, targets, NULL, s->cu_seqlens, Kp);
     cudaCheck(cudaGetLastError());
 #else
-#pragma omp parallel for schedule(static)
-    for (int i = 0; i < SPAN_ENDS * s->count; i++) {
-        int begin = s->cu_seqlens[i / SPAN_ENDS], length = s->cu_seqlens[i / SPAN_ENDS + 1] - begin;
-        floatX* x = (floatX*)logits + (size_t)begin * (size_t)Kp + i % SPAN_ENDS;  // only read
-        losses.each[i] = span_end(x, length, targets[i], Kp, 0);
-    }
-    losses_add_ref(losses, SPAN_ENDS * s->count);
+    span_forward_ref(losses, logits, targets, s->cu_seqlens, s->count, Kp);
 #endif
     scope_close(&scope);
 }
@@ -156,17 +133,7 @@ static inline void span_backward(Losses losses, floatX* logits, const int* targe
         losses, ctx->arrivals, logits, targets, loss_scale, s->cu_seqlens, Kp);
     cudaCheck(cudaGetLastError());
 #else
-    double factor = losses.scale * (loss_scale ? (double)*loss_scale : 1);
-#pragma omp parallel for schedule(static)
-    for (int i = 0; i < s->count; i++) {
-        int begin = s->cu_seqlens[i], length = s->cu_seqlens[i + 1] - begin;
-        floatX* x = logits + (size_t)begin * (size_t)Kp;
-        for (int k = 0; k < SPAN_ENDS; k++)
-            losses.each[SPAN_ENDS * i + k] = span_end(x + k, length, targets[SPAN_ENDS * i + k], Kp, factor);
-        for (int t = 0; t < length; t++)
-            for (int k = SPAN_ENDS; k < Kp; k++) x[(size_t)t * (size_t)Kp + (size_t)k] = 0;
-    }
-    losses_add_ref(losses, SPAN_ENDS * s->count);
+    span_backward_ref(losses, logits, targets, loss_scale, s->cu_seqlens, s->count, Kp);
 #endif
     scope_close(&scope);
 }

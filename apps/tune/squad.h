@@ -90,10 +90,6 @@ static inline void squad_write(const Squad* s, const char* path) {
 typedef struct {
     int questions;
     double exact, f1;
-} SquadShare;
-
-typedef struct {
-    SquadShare all, answerable, impossible;
 } SquadScore;
 
 // Compare an answer with the gold answers: the best exact match and the best F1.
@@ -120,45 +116,24 @@ static inline SquadMatch squad_judge(const Squad* s, int question, const char* t
     return best;
 }
 
-static inline void squad_share_add(SquadShare* share, SquadMatch match) {
-    share->questions++;
-    share->exact += match.exact;
-    share->f1 += match.f1;
-}
-
-static inline void squad_share_end(SquadShare* share) {
-    if (share->questions == 0) return;
-    share->exact = 100.0 * share->exact / share->questions;
-    share->f1 = 100.0 * share->f1 / share->questions;
-}
-
 // Whether the file gives the answer, or states that there is none.
 static inline int squad_is_known(const Squad* s, int question) {
     return s->question[question].gold_count > 0 || s->question[question].is_impossible;
 }
 
-// Add the score of a text as the answer to a question, if the file has the answer.
-static inline void squad_score_add(SquadScore* score, const Squad* s, int question, const char* text, size_t n) {
-    if (!squad_is_known(s, question)) return;
-    SquadMatch match = squad_judge(s, question, text, n);
-    squad_share_add(&score->all, match);
-    squad_share_add(s->question[question].is_impossible ? &score->impossible : &score->answerable, match);
-}
-
-static inline void squad_score_end(SquadScore* score) {
-    squad_share_end(&score->all), squad_share_end(&score->answerable), squad_share_end(&score->impossible);
-}
-
-// The score over the questions that were seen.
+// The score over the questions that were seen and whose answer the file has.
 static inline SquadScore squad_score(const Squad* s) {
-    SquadScore score;
-    memset(&score, 0, sizeof score);
+    SquadScore score = {0, 0, 0};
     for (int i = 0; i < s->questions; i++) {
         size_t n;
         const char* answer = squad_answer(s, i, &n);
-        if (answer) squad_score_add(&score, s, i, answer, n);
+        if (!answer || !squad_is_known(s, i)) continue;
+        SquadMatch match = squad_judge(s, i, answer, n);
+        score.questions++, score.exact += match.exact, score.f1 += match.f1;
     }
-    squad_score_end(&score);
+    if (score.questions == 0) return score;
+    score.exact = 100.0 * score.exact / score.questions;
+    score.f1 = 100.0 * score.f1 / score.questions;
     return score;
 }
 

@@ -73,7 +73,6 @@ typedef struct {
     SquadAnswer* answer;  // [questions]
     int unanswered;       // questions for which the file does not say whether they have an answer
     int misplaced;        // questions whose first answer is not at answer_start
-    char* first_misplaced;
 } Squad;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -163,16 +162,7 @@ static inline int squad_read_answer(Squad* s, const JsonNode* answer, const Json
     s->gold[s->golds++] = squad_keep(s, text);
     *from = byte[start];
     size_t left = context->length - *from;
-    if (text->length <= left && memcmp(context->string + *from, text->string, text->length) == 0) return 1;
-    if (!s->first_misplaced) {
-        Text t = {NULL, 0, 0};
-        text_printf(&t, "%s has ", where);
-        squad_quote(&t, context->string + *from, min_size(left, text->length));
-        text_printf(&t, " there, not ");
-        squad_quote(&t, text->string, text->length);
-        s->first_misplaced = t.text;
-    }
-    return 0;
+    return text->length <= left && memcmp(context->string + *from, text->string, text->length) == 0;
 }
 
 static inline void squad_read_question(Squad* s, Examples* e, const WordPiece* words, const JsonNode* node,
@@ -298,7 +288,7 @@ static inline void squad_open(Squad* s, Examples* e, const char* path, const Wor
 
 static inline void squad_close(Squad* s) {
     free(s->file), free(s->paragraph), free(s->question), free(s->gold), free(s->window), free(s->text.text);
-    free(s->answer), free(s->first_misplaced);
+    free(s->answer);
     token_ids_free(&s->tokens);
     memset(s, 0, sizeof *s);
 }
@@ -307,8 +297,8 @@ static inline void squad_close(Squad* s) {
 static inline void squad_warn(const Squad* s) {
     int trains = s->settings.use == SQUAD_TRAIN;
     if (s->misplaced)
-        warn("%s: of %d questions, %d have an answer that is not at answer_start%s; the first: %s", s->file,
-             s->questions, s->misplaced, trains ? " and are skipped" : "", s->first_misplaced);
+        warn("%s: of %d questions, %d have an answer that is not at answer_start%s", s->file, s->questions,
+             s->misplaced, trains ? " and are skipped" : "");
     if (s->unanswered && s->unanswered < s->questions)
         warn("%s: of %d questions, %d have neither answers nor is_impossible and are %s", s->file, s->questions,
              s->unanswered, trains ? "skipped" : "not scored");

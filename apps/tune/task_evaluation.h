@@ -250,7 +250,7 @@ static inline void task_evaluation_end(TaskEvaluation* e, const char* prediction
         size_t count;
         double* answers = squad_answers(s, &count);
         group_sum_counts(group, answers, count);
-        SquadShare all = squad_score(s).all;
+        SquadScore all = squad_score(s);
         score.values[0] = all.exact, score.values[1] = all.f1, score.examples = all.questions;
         score.predicted = squad_answered(s), score.all = s->questions;
         if (*predictions && group->rank == 0) squad_write(s, predictions);

@@ -212,44 +212,17 @@ static inline void bpe_refuse(const char* file, const char* key) {
     die(USAGE, "%s: key \"%s\": differs from GPT-2's tokenizer; text cannot be encoded with it", file, key);
 }
 
-// Whether this part of the pre-tokenizer splits a text by GPT-2's pattern, as GPT-2's authors or tiktoken write it.
-static inline int bpe_is_split(const JsonNode* part, const char* file) {
-#define BPE_PATTERN_END "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-    const char* pattern = json_get_string_or(json_get(part, "pattern"), "Regex", "", file);
-    const char* behavior = json_get_string_or(part, "behavior", "", file);
-    // Every character matches: the matches are the pieces, or, inverted, all that is between what is removed.
-    int keeps = strcmp(behavior, json_get_bool_or(part, "invert", 0, file) ? "Removed" : "Isolated") == 0;
-    return keeps && (strcmp(pattern, "'s|'t|'re|'ve|'m|'ll|'d" BPE_PATTERN_END) == 0 ||
-                     strcmp(pattern, "'(?:[sdmt]|ll|ve|re)" BPE_PATTERN_END) == 0);
-}
-
-// End with USAGE unless this part, and the parts of a sequence, leave text as GPT-2's pre-tokenizer does: split by its
-// pattern (*splits becomes 1), then in the alphabet of bytes (*is_bytes).
-static inline void bpe_check_pre_tokenizer(const JsonNode* part, const char* file, int* splits, int* is_bytes) {
-    const char* type = json_get_string_or(part, "type", "", file);
-    if (strcmp(type, "Sequence") == 0) {
-        for (const JsonNode* p = json_need(part, "pretokenizers", JSON_ARRAY, file)->first; p; p = p->next)
-            bpe_check_pre_tokenizer(p, file, splits, is_bytes);
-    } else if (strcmp(type, "Split") == 0 && !*is_bytes && bpe_is_split(part, file)) {
-        *splits = 1;
-    } else if (strcmp(type, "ByteLevel") == 0 && !*is_bytes) {
-        if (json_get_bool_or(part, "add_prefix_space", 1, file)) bpe_refuse(file, "add_prefix_space");
-        *splits |= json_get_bool_or(part, "use_regex", 1, file), *is_bytes = 1;
-    } else {
-        die(USAGE, "%s: key \"pre_tokenizer\": \"%s\"%s differs from GPT-2's; text cannot be encoded with it", file,
-            type, strcmp(type, "Split") == 0 ? ", or its pattern," : "");
-    }
-}
-
 // End with USAGE unless tokenizer.json treats a text as GPT-2's tokenizer does.
 static inline void bpe_check_kind(const JsonNode* root, const char* file) {
     static const char* const absent[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"};
-    const JsonNode* model = json_get(root, "model");
-    int splits = 0, is_bytes = 0;
+    const JsonNode *model = json_get(root, "model"), *splitter = json_need(root, "pre_tokenizer", JSON_OBJECT, file);
+    const char* type = json_get_string_or(splitter, "type", "", file);
     if (json_has(root, "normalizer")) bpe_refuse(file, "normalizer");
-    bpe_check_pre_tokenizer(json_need(root, "pre_tokenizer", JSON_OBJECT, file), file, &splits, &is_bytes);
-    if (!is_bytes) bpe_refuse(file, "pre_tokenizer");
-    if (!splits) bpe_refuse(file, "use_regex");
+    if (strcmp(type, "ByteLevel") != 0)
+        die(USAGE, "%s: key \"pre_tokenizer\": \"%s\" differs from GPT-2's; text cannot be encoded with it", file,
+            type);
+    if (json_get_bool_or(splitter, "add_prefix_space", 1, file)) bpe_refuse(file, "add_prefix_space");
+    if (!json_get_bool_or(splitter, "use_regex", 1, file)) bpe_refuse(file, "use_regex");
     if (strcmp(json_get_string_or(model, "type", "BPE", file), "BPE") != 0) bpe_refuse(file, "type");
     for (size_t i = 0; i < COUNT_OF(absent); i++) {
         const JsonNode* m = json_get(model, absent[i]);

@@ -7,8 +7,8 @@
  *
  * Shapes: qkv [p + 1, 3C], each row Q | K | V, each of these [NH, HS]; out [C]; C = NH * HS. p is any position.
  * attention_decode_takes() checks HS.
- * Numerics: dot products and softmax accumulate in real. On the GPU P is not rounded. On the CPU out has the same bits
- * as row p of attention_forward(), because the order of the sums is the same.
+ * Numerics: dot products and softmax accumulate in double on the CPU, which runs the reference, and in float on the
+ * GPU. P is not rounded.
  * Cost: memory-bound; keys and values are read once.
  * Source: Dao et al., arXiv 2205.14135, for the running maximum and sum. */
 #ifndef APPS_USE_DECODE_H
@@ -26,21 +26,21 @@ static inline Scope attention_decode_scope(Context* ctx, int position, int NH, i
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Reference
+// Reference, which the CPU runs too: a head belongs to one thread
 
 static inline void attention_decode_ref(real* out, const real* qkv, int position, int NH, int HS) {
     AttentionShape shape = {.NH = NH, .HS = HS, .mask = CAUSAL, .dropout = dropout_none(NULL)};
     size_t C = (size_t)NH * (size_t)HS;
-    double* p = (double*)xmalloc((size_t)(position + 1) * sizeof *p);
+#pragma omp parallel for schedule(static)
     for (int head = 0; head < NH; head++) {
+        size_t first = (size_t)(head * HS);
+        double *p = (double*)xcalloc((size_t)(position + 1 + HS), sizeof *p), *sum = p + position + 1;
         attention_probabilities_ref(p, qkv, position, position + 1, head, shape);
-        for (size_t i = (size_t)(head * HS); i < (size_t)((head + 1) * HS); i++) {
-            double sum = 0;
-            for (int k = 0; k <= position; k++) sum += p[k] * (double)qkv[(size_t)k * 3 * C + 2 * C + i];
-            out[i] = (real)sum;
-        }
+        for (int k = 0; k <= position; k++)
+            for (int i = 0; i < HS; i++) sum[i] += p[k] * (double)qkv[(size_t)k * 3 * C + 2 * C + first + (size_t)i];
+        for (int i = 0; i < HS; i++) out[first + (size_t)i] = (real)sum[i];
+        free(p);
     }
-    free(p);
 }
 
 #ifdef __CUDACC__
@@ -117,52 +117,7 @@ __global__ void __launch_bounds__(DECODE_THREADS)
 }
 
 #else
-// ---------------------------------------------------------------------------------------------------------
-// CPU
-
 static inline int attention_decode_takes(int HS) { return HS > 0; }
-
-// One thread's work: heads first .. last - 1.
-typedef struct {
-    int position, first, last, NH, HS;
-    real* s;       // scratch [heads, width + 1]
-    size_t width;  // position + 1 in whole panels
-} DecodeItem;
-
-// Each sum has the same order as in attention_forward_item(). Each key and value row is on a page of its own, so it is
-// read once for all heads.
-static inline void attention_decode_item(floatX* out, const floatX* qkv, DecodeItem item) {
-    int position = item.position, first = item.first, last = item.last, NH = item.NH, HS = item.HS;
-    real* s = item.s;
-    size_t width = item.width, stride = 3 * (size_t)NH * (size_t)HS, C = stride / 3;
-    real factor = (real)(1 / sqrt((double)HS)), *sums = s + (size_t)(last - first) * width;
-    int keys = position + 1;
-    for (int k0 = 0; k0 < keys; k0 += ATTENTION_PANEL) {
-        int count = min_int(ATTENTION_PANEL, keys - k0);
-        for (int head = first; head < last; head++) {
-            const floatX* q = qkv + (size_t)position * stride + (size_t)(head * HS);
-            const floatX* key = qkv + (size_t)k0 * stride + C + (size_t)(head * HS);
-            real dot[ATTENTION_PANEL] = {0};
-            for (int l = 0; l < HS; l++) {
-                real x = factor * q[l];
-                for (int j = 0; j < count; j++) dot[j] += x * key[(size_t)j * stride + (size_t)l];
-            }
-            memcpy(s + (size_t)(head - first) * width + k0, dot, sizeof dot);
-        }
-    }
-    for (int head = first; head < last; head++)
-        attention_exponentials(s + (size_t)(head - first) * width, keys, (int)width, &sums[head - first]);
-    for (int i = first * HS; i < last * HS; i++) out[i] = 0;
-    for (int k = 0; k < keys; k++)
-        for (int head = first; head < last; head++) {
-            const floatX* value = qkv + (size_t)k * stride + 2 * C + (size_t)(head * HS);
-            floatX* o = out + head * HS;
-            real p = s[(size_t)(head - first) * width + (size_t)k];
-            for (int l = 0; l < HS; l++) o[l] += p * value[l];
-        }
-    for (int i = first * HS; i < last * HS; i++) out[i] /= sums[i / HS - first];
-}
-
 #endif
 
 static inline void attention_decode(floatX* out, const floatX* qkv, int position, int NH, int HS, Context* ctx) {
@@ -177,21 +132,7 @@ static inline void attention_decode(floatX* out, const floatX* qkv, int position
     kernel<<<(unsigned)NH, DECODE_THREADS, 0, ctx->stream>>>(out, qkv, position, NH, HS, (float)(1 / sqrt((double)HS)));
     cudaCheck(cudaGetLastError());
 #else
-    int heads = (NH + device_threads() - 1) / device_threads(), items = (NH + heads - 1) / heads;
-    size_t width = round_up((size_t)position + 1, ATTENTION_PANEL);
-    size_t each = round_up((size_t)heads * (width + 1), 64 / sizeof(real));
-    real* scratch = (real*)device_scratch(ctx, (size_t)items * each * sizeof(real));
-#pragma omp parallel for schedule(static)
-    for (int i = 0; i < items; i++) {
-        DecodeItem item = {.position = position,
-                           .first = i * heads,
-                           .last = min_int(NH, (i + 1) * heads),
-                           .NH = NH,
-                           .HS = HS,
-                           .s = scratch + (size_t)i * each,
-                           .width = width};
-        attention_decode_item(out, qkv, item);
-    }
+    attention_decode_ref(out, qkv, position, NH, HS);
 #endif
     scope_close(&scope);
 }

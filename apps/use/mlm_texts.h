@@ -45,13 +45,12 @@ static inline int mlm_text_check(const MlmTextSettings* m, Settings* s, Flag* ta
     return is_given;
 }
 
-// Make n tokens the only sequence of a batch, without masks. `types` NULL: all 0.
-static inline void mlm_text_batch(MlmBatch* b, const int* tokens, const int* types, int n) {
+// Make n tokens the only sequence of a batch, without masks.
+static inline void mlm_text_batch(MlmBatch* b, const int* tokens, int n) {
     b->count = 1, b->rows = b->max_length = n, b->masked = 0, b->first = 0;
     b->sum_sq_len = (int64_t)n * n;
     b->cu_seqlens[0] = 0, b->cu_seqlens[1] = n, b->next_targets[0] = -1;
-    for (int i = 0; i < n; i++)
-        b->tokens[i] = tokens[i], b->types[i] = types ? types[i] : 0, b->sequence[i] = 0, b->position[i] = i;
+    for (int i = 0; i < n; i++) b->tokens[i] = tokens[i], b->types[i] = 0, b->sequence[i] = 0, b->position[i] = i;
 }
 
 // Make `text`, which contains [MASK], the only sequence of a batch with room for T tokens. Its masks have no targets.
@@ -63,7 +62,7 @@ static inline void fill_text_batch(MlmBatch* b, const WordPiece* words, const ch
     token_ids_add(&ids, words->sep);
     if (ids.count > (size_t)T)
         die(USAGE, "--fill '%.80s': has %zu tokens with [CLS] and [SEP]; the maximum is %d", text, ids.count, T);
-    mlm_text_batch(b, ids.id, NULL, (int)ids.count);
+    mlm_text_batch(b, ids.id, (int)ids.count);
     for (int i = 0; i < b->rows; i++)
         if (ids.id[i] == words->mask) b->masked_rows[b->masked] = i, b->targets[b->masked++] = -1;
     if (b->masked == 0) die(USAGE, "--fill '%.80s': contains no [MASK]", text);

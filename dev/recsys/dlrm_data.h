@@ -67,13 +67,9 @@ static inline void clicks_check(const Clicks* c, const char* path) {
         for (int t = 0; t < c->tables; t++) is_good &= ids[t] >= 0 && ids[t] < c->rows[t];
         if (!is_good && k < bad) bad = k;
     }
-    if (bad == UINT64_MAX) return;
-    const int *record = c->records + bad * words, *ids = record + 1 + c->numbers;
-    for (int t = 0; t < c->tables; t++)
-        if (ids[t] < 0 || ids[t] >= c->rows[t])
-            die(USAGE, "%s: sample %llu: id %d of table %d; the table has %d rows", path, (unsigned long long)bad,
-                ids[t], t, c->rows[t]);
-    die(USAGE, "%s: sample %llu: label %d, or a number that is not finite", path, (unsigned long long)bad, record[0]);
+    if (bad != UINT64_MAX)
+        die(USAGE, "%s: sample %llu: a label is not 0 or 1, a number not finite, or an id not in its table", path,
+            (unsigned long long)bad);
 }
 
 // Map and check a prepared file.

@@ -83,12 +83,13 @@ static inline void mlp_add_acts(TensorTable* table, const char* prefix, size_t f
 // ---------------------------------------------------------------------------------------------------------
 // Forward and backward
 
-// `dropout` [count].
+// `dropout` [count]; NULL: none.
 static inline void mlp_forward(const Mlp* mlp, const Linear* p, const MlpActs* a, const floatX* x,
                                const ReluDropout* dropout, int B, Context* ctx) {
     for (int l = 0; l < mlp->count; l++) {
         ReluOutput out = {a->h[l], mlp->scale};
-        matmul_relu_forward(out, l ? a->h[l - 1] : x, p[l], B, mlp->width[l], mlp->width[l + 1], dropout[l], ctx);
+        ReluDropout of_layer = dropout ? dropout[l] : relu_dropout_make(0, 0, 0);
+        matmul_relu_forward(out, l ? a->h[l - 1] : x, p[l], B, mlp->width[l], mlp->width[l + 1], of_layer, ctx);
     }
 }
 

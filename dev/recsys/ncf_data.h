@@ -1,11 +1,9 @@
-/* Ratings for NeuMF: the file of dev/data/prepare_recsys.py or generated ones, the batches of a run, and the held-out
- * items' rivals.
+/* Ratings for NeuMF: the file of dev/data/prepare_recsys.py, the batches of a run, and the held-out items' rivals.
  *
  * A sample of an epoch is a positive or one of its negatives: number p of n = pairs * (1 + negatives) is slot p % (1 +
  * negatives) of pair p / (1 + negatives), slot 0 the positive. A negative's item is drawn uniformly from the items that
- * the user has no training rating of (He et al.), or from all items (NVIDIA's DeepLearningExamples). The held-out item
- * may be drawn: training does not know it. Order and items depend on (seed, epoch, number) only: a GPU draws each batch
- * itself, from its copy of the ratings. */
+ * the user has no training rating of (He et al.). The held-out item may be drawn: training does not know it. Order and
+ * items depend on (seed, epoch, number) only: a GPU draws each batch itself, from its copy of the ratings. */
 #ifndef DEV_RECSYS_NCF_DATA_H
 #define DEV_RECSYS_NCF_DATA_H
 
@@ -19,32 +17,35 @@
 
 enum { RATINGS_MAGIC = 20261123, RATINGS_VERSION = 1, RATINGS_HEADER = 256 };
 // The purposes of random streams, beside those of llmc/base/rng.h.
-enum { SITE_DROPOUT_RELU = 11, SITE_NEGATIVE = 12, SITE_RIVAL = 13, SITE_RATING = 14 };
+enum { SITE_DROPOUT_RELU = 11, SITE_NEGATIVE = 12, SITE_RIVAL = 13 };
 
 // The items that a held-out item is ranked with: those that the user never rated, or any.
 typedef enum { POOL_UNSEEN, POOL_ALL } EvalPool;
 #define POOL_CHOICES "unseen|all"
 
-// The items that a training negative is drawn from: those without a training rating of the user, or any.
-typedef enum { NEGATIVES_UNRATED, NEGATIVES_ALL } NegativePool;
-#define NEGATIVE_CHOICES "unrated|all"
-
 enum { NEGATIVE_DRAWS = 64 };  // then a rated item is taken: the user has rated nearly all
 
 typedef struct {
     int users, items, pairs;
-    const int *pair, *held_out;  // [pairs, 2] user and item; [users]
-    int *begin, *seen;  // user u's items, held-out one included, ascending: seen[begin[u]] .. seen[begin[u + 1] - 1]
+    int *pair, *held_out;  // [pairs, 2] user and item; [users]
+    int *begin, *seen;     // user u's items, held-out one included, ascending: seen[begin[u]] .. seen[begin[u + 1] - 1]
     uint32_t fingerprint;
-    char* file;
 } Ratings;
+
+// The arrays lie in one block of memory.
+static inline size_t ratings_bytes(const Ratings* r) {
+    return (3 * (size_t)r->pairs + 3 * (size_t)r->users + 2) * sizeof(int);
+}
+
+static inline void ratings_bind(Ratings* r, void* memory) {
+    r->pair = (int*)memory, r->held_out = r->pair + 2 * (size_t)r->pairs;
+    r->begin = r->held_out + r->users, r->seen = r->begin + r->users + 2;
+}
 
 static inline int ratings_compare(const void* a, const void* b) { return *(const int*)a - *(const int*)b; }
 
-// The items of each user.
+// Set the items of each user, in a block that was filled with zeros.
 static inline void ratings_index(Ratings* r) {
-    r->begin = (int*)xcalloc((size_t)r->users + 2, sizeof *r->begin);
-    r->seen = (int*)xmalloc(((size_t)r->pairs + (size_t)r->users) * sizeof *r->seen);
     for (int p = 0; p < r->pairs; p++) r->begin[r->pair[2 * p] + 2]++;
     for (int u = 0; u < r->users; u++) r->begin[u + 2] += r->begin[u + 1] + 1;
     // begin[u + 1] is now where the next item of user u goes.
@@ -60,8 +61,8 @@ static inline void ratings_open(Ratings* r, const char* path) {
     size_t bytes;
     Crc32 crc;
     memset(r, 0, sizeof *r);
-    r->file = read_file(path, (size_t)1 << 33, &bytes, USAGE);
-    const int* header = (const int*)r->file;
+    char* file = read_file(path, (size_t)1 << 33, &bytes, USAGE);
+    const int* header = (const int*)file;
     if (bytes < RATINGS_HEADER * sizeof(int) || header[0] != RATINGS_MAGIC)
         die(USAGE, "%s: is not a file of ratings; make one with dev/data/prepare_recsys.py", path);
     if (header[1] != RATINGS_VERSION) die(USAGE, "%s: version %d is not known", path, header[1]);
@@ -71,50 +72,23 @@ static inline void ratings_open(Ratings* r, const char* path) {
             r->pairs);
     size_t want = ((size_t)RATINGS_HEADER + 2 * (size_t)r->pairs + (size_t)r->users) * sizeof(int);
     if (bytes != want) die(USAGE, "%s: has %zu bytes instead of %zu; prepare it again", path, bytes, want);
-    r->pair = header + RATINGS_HEADER, r->held_out = r->pair + 2 * (size_t)r->pairs;
-    for (int p = 0; p < r->pairs; p++) {
-        int user = r->pair[2 * p], item = r->pair[2 * p + 1];
+    ratings_bind(r, xcalloc(1, ratings_bytes(r)));
+    memcpy(r->pair, header + RATINGS_HEADER, bytes - RATINGS_HEADER * sizeof(int));
+    for (int p = 0; p < r->pairs + r->users; p++) {
+        int is_pair = p < r->pairs, user = is_pair ? r->pair[2 * p] : p - r->pairs,
+            item = is_pair ? r->pair[2 * p + 1] : r->held_out[user];
         if (user < 0 || user >= r->users || item < 0 || item >= r->items)
-            die(USAGE, "%s: pair %d: user %d, item %d; there are %d users and %d items", path, p, user, item, r->users,
-                r->items);
+            die(USAGE, "%s: %s %d: user %d, item %d; there are %d users and %d items", path,
+                is_pair ? "pair" : "held-out item", is_pair ? p : user, user, item, r->users, r->items);
     }
-    for (int u = 0; u < r->users; u++)
-        if (r->held_out[u] < 0 || r->held_out[u] >= r->items)
-            die(USAGE, "%s: held-out item %d of user %d; there are %d items", path, r->held_out[u], u, r->items);
     ratings_index(r);
     crc32_init(&crc);
-    r->fingerprint = crc32_update(&crc, 0, r->file, bytes);
+    r->fingerprint = crc32_update(&crc, 0, file, bytes);
+    free(file);
 }
 
 // A number in 0 .. n - 1 from 32 random bits.
 HOST_DEVICE static inline int ratings_below(uint32_t bits, int n) { return (int)((uint64_t)bits * (uint64_t)n >> 32); }
-
-enum { GENERATED_USERS = 2000, GENERATED_KINDS = 10, GENERATED_PER_KIND = 100, GENERATED_RATED = 20 };
-
-// Ratings that are generated: each user takes 4 of 5 items from the one kind of items that it likes, and popular items
-// more often, by Zipf's law.
-static inline void ratings_generate(Ratings* r, uint64_t seed) {
-    uint64_t key = rng_stream(seed, 0, 2, SITE_RATING);
-    memset(r, 0, sizeof *r);
-    r->users = GENERATED_USERS, r->items = GENERATED_KINDS * GENERATED_PER_KIND;
-    r->pairs = GENERATED_USERS * GENERATED_RATED, r->fingerprint = (uint32_t)key;
-    int* pair = (int*)xmalloc((2 * (size_t)r->pairs + (size_t)r->users) * sizeof *pair);
-    r->file = (char*)pair, r->pair = pair, r->held_out = pair + 2 * r->pairs;
-    for (int u = 0; u < r->users; u++) {
-        int items[GENERATED_RATED + 1], count = 0;
-        for (uint32_t draw = 0; count <= GENERATED_RATED; draw++) {
-            Philox bits = philox((uint32_t)u, draw, 0, 0, key);
-            int kind = ratings_below(bits.v[0], 5) ? u % GENERATED_KINDS : ratings_below(bits.v[1], GENERATED_KINDS);
-            int rank = (int)pow(GENERATED_PER_KIND + 1.0, rng_uniform(bits.v[2])) - 1, is_new = 1;
-            items[count] = rank * GENERATED_KINDS + kind;
-            for (int k = 0; k < count; k++) is_new &= items[k] != items[count];
-            count += is_new;
-        }
-        for (int k = 0; k < GENERATED_RATED; k++) *pair++ = u, *pair++ = items[k];
-        ((int*)r->held_out)[u] = items[GENERATED_RATED];
-    }
-    ratings_index(r);
-}
 
 // Whether the user rated the item, in training or held out.
 HOST_DEVICE static inline int ratings_has(const Ratings* r, int user, int item) {
@@ -130,119 +104,94 @@ HOST_DEVICE static inline int ratings_has(const Ratings* r, int user, int item) 
 // ---------------------------------------------------------------------------------------------------------
 // Batches
 
-// A batch on the device.
-typedef struct {
-    const int *users, *items;  // [B]
-    const real* labels;        // [B]
-    int B;
-} Batch;
-
-// The same, to be filled.
+// A batch on the host or on the device.
 typedef struct {
     int *users, *items;  // [B]
     real* labels;        // [B]
-} HostBatch;
+    int B;
+} Batch;
 
 // Draws or uploads batches of at most B samples.
 typedef struct {
     Staging staging;
-    HostBatch device;
-    int B;
+    Batch device;
     Ratings ratings;  // on the device
 } BatchLoader;
 
 enum { SAMPLE_BYTES = 2 * sizeof(int) + sizeof(real) };
 
-#ifdef __CUDACC__
-static inline size_t ratings_bytes(const Ratings* r) {
-    return (3 * (size_t)r->pairs + 3 * (size_t)r->users + 2) * sizeof(int);
-}
-
+// The device's copy of the ratings. The CPU needs none.
 static inline Ratings ratings_on_device(const Ratings* r, Context* ctx) {
     Ratings d = *r;
-    size_t pairs = (size_t)r->pairs, users = (size_t)r->users;
-    int* p = (int*)device_alloc(ctx, ratings_bytes(r), "ratings");
-    d.pair = p, d.held_out = p + 2 * pairs, d.begin = p + 2 * pairs + users, d.seen = d.begin + users + 2;
-    device_upload(ctx, p, r->pair, 2 * pairs * sizeof *p);
-    device_upload(ctx, (int*)d.held_out, r->held_out, users * sizeof *p);
-    device_upload(ctx, d.begin, r->begin, (users + 2) * sizeof *p);
-    device_upload(ctx, d.seen, r->seen, (pairs + users) * sizeof *p);
+    if (!GPU_BUILD) return d;
+    ratings_bind(&d, device_alloc(ctx, ratings_bytes(r), "ratings"));
+    device_upload(ctx, d.pair, r->pair, ratings_bytes(r));
     device_synchronize(ctx);
     return d;
 }
 
-static inline void ratings_free(Ratings* d) { device_free((void*)d->pair, ratings_bytes(d)); }
-#else
-// Bytes of the device's copy of the ratings. The CPU needs none.
-static inline size_t ratings_bytes(const Ratings* r) { return (void)r, 0; }
-static inline Ratings ratings_on_device(const Ratings* r, Context* ctx) { return (void)ctx, *r; }
-static inline void ratings_free(Ratings* d) { (void)d; }
-#endif
-
 // Split memory of B samples.
-static inline HostBatch batch_split(void* memory, int B) {
+static inline Batch batch_split(void* memory, int B) {
     real* labels = (real*)memory;
-    HostBatch batch = {(int*)(labels + B), (int*)(labels + B) + B, labels};
+    Batch batch = {(int*)(labels + B), (int*)(labels + B) + B, labels, B};
     return batch;
 }
 
-static inline size_t batch_loader_bytes(const Ratings* r, int B) { return (size_t)B * SAMPLE_BYTES + ratings_bytes(r); }
+static inline size_t batch_loader_bytes(const Ratings* r, int B) {
+    return (size_t)B * SAMPLE_BYTES + GPU_BUILD * ratings_bytes(r);
+}
 
 static inline void batch_loader_open(BatchLoader* l, const Ratings* ratings, int B, Context* ctx) {
     size_t bytes = (size_t)B * SAMPLE_BYTES;
     l->ratings = ratings_on_device(ratings, ctx);
     staging_open(&l->staging, bytes);
     l->device = batch_split(device_alloc(ctx, bytes, "batch"), B);
-    l->B = B;
 }
 
 static inline void batch_loader_close(BatchLoader* l) {
     device_free(l->device.labels, l->staging.bytes);
     staging_close(&l->staging);
-    ratings_free(&l->ratings);
+    if (GPU_BUILD) device_free(l->ratings.pair, ratings_bytes(&l->ratings));
 }
 
 // How the samples of an epoch are ordered and drawn.
 typedef struct {
     int negatives;
-    NegativePool pool;
     uint64_t order, drawn;  // keys
 } EpochDraws;
 
-static inline EpochDraws epoch_draws(int negatives, NegativePool pool, uint64_t seed, uint64_t epoch) {
-    EpochDraws d = {negatives, pool, rng_stream(seed, epoch, 0, SITE_SHUFFLE),
-                    rng_stream(seed, epoch, 0, SITE_NEGATIVE)};
+static inline EpochDraws epoch_draws(int negatives, uint64_t seed, uint64_t epoch) {
+    EpochDraws d = {negatives, rng_stream(seed, epoch, 0, SITE_SHUFFLE), rng_stream(seed, epoch, 0, SITE_NEGATIVE)};
     return d;
 }
 
 // The item of negative number p of `user`.
-HOST_DEVICE static inline int ratings_negative(const Ratings* r, int user, uint64_t p, NegativePool pool,
-                                               uint64_t key) {
+HOST_DEVICE static inline int ratings_negative(const Ratings* r, int user, uint64_t p, uint64_t key) {
     for (uint32_t draw = 0;; draw++) {
         int item = ratings_below(philox((uint32_t)p, (uint32_t)(p >> 32), draw, 0, key).v[0], r->items);
         int is_rated = item != r->held_out[user] && ratings_has(r, user, item);
-        if (pool == NEGATIVES_ALL || !is_rated || draw + 1 == NEGATIVE_DRAWS) return item;
+        if (!is_rated || draw + 1 == NEGATIVE_DRAWS) return item;
     }
 }
 
 // Set sample b of `batch` to number `at` in the order of an epoch.
-HOST_DEVICE static inline void ratings_sample(HostBatch batch, const Ratings* r, EpochDraws d, uint64_t at, int b) {
+HOST_DEVICE static inline void ratings_sample(Batch batch, const Ratings* r, EpochDraws d, uint64_t at, int b) {
     uint64_t each = (uint64_t)(1 + d.negatives), p = rng_permute(at, (uint64_t)r->pairs * each, d.order),
              pair = p / each;
     int is_positive = p % each == 0, user = r->pair[2 * pair];
     batch.users[b] = user;
-    batch.items[b] = is_positive ? r->pair[2 * pair + 1] : ratings_negative(r, user, p, d.pool, d.drawn);
+    batch.items[b] = is_positive ? r->pair[2 * pair + 1] : ratings_negative(r, user, p, d.drawn);
     batch.labels[b] = (real)is_positive;
 }
 
 // Set `batch` to samples first .. first + B - 1 of an epoch, on the host.
-static inline void ratings_batch(HostBatch batch, const Ratings* r, EpochDraws d, uint64_t first, int B) {
+static inline void ratings_batch(Batch batch, const Ratings* r, EpochDraws d, uint64_t first, int B) {
 #pragma omp parallel for schedule(static)
     for (int b = 0; b < B; b++) ratings_sample(batch, r, d, first + (uint64_t)b, b);
 }
 
 #ifdef __CUDACC__
-static __global__ void ratings_batch_kernel(HostBatch batch, Ratings r, EpochDraws d, uint64_t first, int B) {
+static __global__ void ratings_batch_kernel(Batch batch, Ratings r, EpochDraws d, uint64_t first, int B) {
     int b = blockIdx.x * blockDim.x + threadIdx.x;
     if (b < B) ratings_sample(batch, &r, d, first + (uint64_t)b, b);
 }
@@ -258,7 +207,8 @@ static inline Batch batch_draw(BatchLoader* l, EpochDraws d, uint64_t first, int
     ratings_batch(l->device, &l->ratings, d, first, B);
 #endif
     scope_close(&scope);
-    Batch batch = {l->device.users, l->device.items, l->device.labels, B};
+    Batch batch = l->device;
+    batch.B = B;
     return batch;
 }
 
@@ -283,7 +233,7 @@ static inline void ratings_rivals(const Ratings* r, int user, int count, EvalPoo
 
 // Upload samples of B rivals, `width` of each user from `first` on, held-out item included.
 static inline Batch batch_rivals(BatchLoader* l, int first, const int* rivals, int width, int B, Context* ctx) {
-    HostBatch host = batch_split(staging_begin(&l->staging), l->B);
+    Batch host = batch_split(staging_begin(&l->staging), l->device.B);
     size_t n = (size_t)B;
     for (int k = 0; k < B; k++)
         host.users[k] = first + k / width, host.items[k] = max_int(rivals[k], 0), host.labels[k] = 0;
@@ -291,7 +241,8 @@ static inline Batch batch_rivals(BatchLoader* l, int first, const int* rivals, i
     device_upload(ctx, l->device.items, host.items, n * sizeof(int));
     device_upload(ctx, l->device.labels, host.labels, n * sizeof(real));
     staging_end(&l->staging, ctx);
-    Batch batch = {l->device.users, l->device.items, l->device.labels, B};
+    Batch batch = l->device;
+    batch.B = B;
     return batch;
 }
 

@@ -17,7 +17,6 @@ static int settings_flags(Trainer* t, Flag* table);
 static void open_data(Trainer* t);  // opens or generates t->data and sets t->samples, checked against the settings
 static void close_data(Trainer* t);
 static Config config_from_settings(const Trainer* t);                   // the model that -e describes
-static Text config_text(const Trainer* t);                              // its config.json
 static void train_samples(Trainer* t, uint64_t epoch, uint64_t first);  // a step from number `first` of the epoch on
 static void validate(Run* r);  // score the held-out data, and log the result; with --evaluate print it
 
@@ -45,13 +44,8 @@ static inline int recommender_rows(Flag* table, int rows, const char* const* oth
     return rows;
 }
 
-// The data's name for messages.
-static inline const char* recommender_data(const Settings* s) {
-    return *s->train_data ? s->train_data : "the generated data";
-}
-
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
-static void trainer_open(Trainer* t, int argc, char** argv, const char* usage) {
+static void trainer_open(Trainer* t, int argc, char** argv, const char* type, const char* usage) {
     Run* r = &t->run;
     const Settings* s = &r->settings;
     Model* m = &t->model;
@@ -85,8 +79,12 @@ static void trainer_open(Trainer* t, int argc, char** argv, const char* usage) {
         die(USAGE,
             "the run needs %.1f MiB, but %.1f MiB are available; choose a smaller -e or -b (-x 0 prints the plan)",
             needed, available);
-    run_check_data(r, t->data.fingerprint, recommender_data(s));
-    run_check_ranks(r, config_text(t), t->data.held_out != 0, t->data.fingerprint);  // samples, or an item of each user
+    run_check_data(r, t->data.fingerprint, *s->train_data ? s->train_data : "the generated data");
+    Text config = {NULL, 0, 0};  // config.json; the sizes of tables are in the weights
+    text_printf(&config, "{\"model_type\": \"%s\"", type);
+    json_put_string(&config, "sizes", s->model);
+    text_append(&config, "}\n", 2);
+    run_check_ranks(r, config, t->data.held_out != 0, t->data.fingerprint);  // samples, or an item of each user
     run_set_last(r, t->epoch_steps * (uint64_t)s->B);
     run_alloc(r, &m->buffers);
     model_alloc(m, &r->ctx);
@@ -114,13 +112,13 @@ static void train_step(Trainer* t) {
     run_read_results(r);
 }
 
-// Train or evaluate. `usage`: the first line of --help; `score`: the key of a validation in log.jsonl; `what`: the
-// run's name.
-static int recommender_main(int argc, char** argv, const char* usage, const char* score, const char* what) {
+// Train or evaluate. `type`: the model's; `usage`: the first line of --help; `score`: the key of a validation in
+// log.jsonl.
+static int recommender_main(int argc, char** argv, const char* type, const char* usage, const char* score) {
     static Trainer trainer, *t = &trainer;
     Run* r = &t->run;
     process_begin(on_signal, argv);
-    trainer_open(t, argc, argv, usage);
+    trainer_open(t, argc, argv, type, usage);
     if (r->settings.evaluate) {
         process_on_stop(SIG_DFL);  // a signal may end the process at once: no checkpoint is written
         validate(r);
@@ -131,7 +129,7 @@ static int recommender_main(int argc, char** argv, const char* usage, const char
             train_step(t);
             run_end_step(r);
         }
-        run_end(r, what);
+        run_end(r, "a recommender's training");
     }
     device_synchronize(&r->ctx);
     batch_loader_close(&t->loader);

@@ -143,14 +143,12 @@ static InteractionShape interaction_shape(const Model* m, int B) {
 // Forward pass, and with BACKWARD also the gradient at the last layer. m->a.loss [1] is SET to the mean loss.
 static void forward(Model* m, const Batch* in, Direction direction, Context* ctx) {
     const Config* c = &m->config;
-    static const ReluDropout none[MLP_LAYERS] = {{0, 0, 0, 1}, {0, 0, 0, 1}, {0, 0, 0, 1}, {0, 0, 0, 1},
-                                                 {0, 0, 0, 1}, {0, 0, 0, 1}, {0, 0, 0, 1}, {0, 0, 0, 1}};
     int B = in->B, last = c->top.count - 1;
     scope_at(ctx, FORWARD, -1);
-    mlp_forward(&c->bottom, m->p.bottom, &m->a.bottom, in->numbers, none, B, ctx);
+    mlp_forward(&c->bottom, m->p.bottom, &m->a.bottom, in->numbers, NULL, B, ctx);
     interaction_forward(m->a.z, m->a.bottom.h[c->bottom.count - 1], m->p.tables[0], in->rows, interaction_shape(m, B),
                         ctx);
-    mlp_forward(&c->top, m->p.top, &m->a.top, m->a.z, none, B, ctx);
+    mlp_forward(&c->top, m->p.top, &m->a.top, m->a.z, NULL, B, ctx);
     Losses losses = {m->a.losses, m->a.loss, 1.0 / B, SET};
     LinearBceInput input = {m->a.top.h[last], m->p.last, in->labels};
     LinearBceOutput output = {m->a.logits, m->a.top.dz[last], m->g.last, m->g.top[last].b};
@@ -312,18 +310,6 @@ static Config config_from_settings(const Trainer* t) {
     return c;
 }
 
-static Text config_text(const Trainer* t) {
-    const Config* c = &t->model.config;
-    Text text = {NULL, 0, 0};
-    text_printf(&text, "{\"model_type\": \"dlrm\"");
-    json_put_integer(&text, "numbers", c->numbers);
-    json_put_string(&text, "sizes", t->run.settings.model);
-    json_put_key(&text, "rows");
-    for (int k = 0; k < c->tables; k++) text_printf(&text, "%s%d", k ? ", " : "[", c->rows[k]);
-    text_printf(&text, "]}\n");
-    return text;
-}
-
 static void open_data(Trainer* t) {
     static const char* const generated[] = {"--tables", "--rows", "--samples", "--held-out"};
     Run* r = &t->run;
@@ -341,6 +327,6 @@ static void close_data(Trainer* t) {
 }
 
 int main(int argc, char** argv) {
-    return recommender_main(argc, argv, "train_dlrm [-i CLICKS.bin] [flags]", "val_loss", "DLRM training");
+    return recommender_main(argc, argv, "dlrm", "train_dlrm [-i CLICKS.bin] [flags]", "val_loss");
 }
 #endif

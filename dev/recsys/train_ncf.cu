@@ -313,7 +313,7 @@ typedef struct {
     Model model;
     Ratings data;
     BatchLoader loader;
-    int negatives, negative_pool, eval_negatives, eval_pool;
+    int negatives, eval_negatives, eval_pool;
     uint64_t samples, epoch_steps;  // samples of an epoch
 } Trainer;
 
@@ -322,7 +322,7 @@ typedef struct {
 static void train_samples(Trainer* t, uint64_t epoch, uint64_t first) {
     Run* r = &t->run;
     Model* m = &t->model;
-    EpochDraws draws = epoch_draws(t->negatives, (NegativePool)t->negative_pool, m->config.seed, epoch);
+    EpochDraws draws = epoch_draws(t->negatives, m->config.seed, epoch);
     Batch batch = batch_draw(&t->loader, draws, first, m->B, &r->ctx);
     train_batch(m, &r->optimizer, &batch, m->buffers.dropout.step, run_optimizer_settings(r), &r->ctx);
 }
@@ -353,12 +353,8 @@ static void validate(Run* r) {
     const char* pool = t->eval_pool == POOL_ALL ? "all" : "unseen";
     if (!r->settings.evaluate) {
         Text line = {NULL, 0, 0};
-        text_append(&line, "{", 1);
-        json_put_integer(&line, "step", r->step);
-        log_put(&line, "hr_at_10", hr, 6), log_put(&line, "ndcg_at_10", ndcg, 6);
-        json_put_integer(&line, "eval_negatives", t->eval_negatives);
-        json_put_string(&line, "eval_pool", pool);
-        text_append(&line, "}", 1);
+        text_printf(&line, "{\"step\": %lld, \"hr_at_10\": %.6g, \"ndcg_at_10\": %.6g, ", (long long)r->step, hr, ndcg);
+        text_printf(&line, "\"eval_negatives\": %d, \"eval_pool\": \"%s\"}", t->eval_negatives, pool);
         log_line(&r->log, &line);
         free(line.text);
         log_print_step(r->step, r->last);
@@ -370,9 +366,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     // clang-format off
     const Flag rows[] = {
         {NULL, "--negatives", FLAG_INT, &t->negatives, "4", 0, 1000, NULL, SCOPE_RUN, TOPIC_DATA,
-         "Negatives per rating, drawn again each epoch."},
-        {NULL, "--negative-pool", FLAG_CHOICE, &t->negative_pool, "unrated", 0, 0, NEGATIVE_CHOICES, SCOPE_RUN, TOPIC_DATA,
-         "Where they are drawn from: items without a training rating of the user, or all items."},
+         "Negatives per rating, items without a training rating of the user, drawn again each epoch."},
         {NULL, "--eval-negatives", FLAG_INT, &t->eval_negatives, "99", 1, 100000, NULL, SCOPE_FREE, TOPIC_VALIDATION,
          "Items that each held-out one is ranked with."},
         {NULL, "--eval-pool", FLAG_CHOICE, &t->eval_pool, "unseen", 0, 0, POOL_CHOICES, SCOPE_FREE, TOPIC_VALIDATION,
@@ -382,7 +376,7 @@ static int settings_flags(Trainer* t, Flag* table) {
     int count = settings_rows(&t->run.settings, table,
                               "published, or sizes: factors F, each of the MLP's two embeddings E, its layers H.");
     count = settings_evaluate_row(&t->run.settings, table, settings_add_rows(table, count, rows, COUNT_OF(rows)));
-    settings_help(table, count, "--train-data", "Ratings: a file of dev/data/prepare_recsys.py. Empty: generated.");
+    settings_help(table, count, "--train-data", "Ratings: a file of dev/data/prepare_recsys.py.");
     settings_help(table, count, "--evaluate", "1: print HR@10 and NDCG@10 of -o with -y 1, and exit.");
     settings_default(table, count, "--model", "F=32,E=64,H=64-32-32");
     settings_default(table, count, "--batch", "1024");
@@ -402,45 +396,34 @@ static Config config_from_settings(const Trainer* t) {
     c.dropout = s->dropout < 0 && is_published ? c.dropout : fmax(s->dropout, 0);
     c.seed = (uint64_t)s->seed;
     if (is_published) return c;
-    if (sscanf(text, "F=%d,E=%d,H=%n", &c.F, &c.E, &end) != 2 || !end)
-        die(USAGE, "-e %s: is not like F=32,E=64,H=64-32-32", text);
-    const char* rest = mlp_parse(&c.mlp, text + end, 4);
-    if (!rest || *rest)
-        die(USAGE, "-e %s: H takes 1 to %d widths, multiples of 4 up to %d", text, MLP_LAYERS, MLP_MAX_WIDTH);
-    if (c.F < 4 || c.E < 4 || c.F % 4 || c.E % 4 || c.F > MLP_MAX_WIDTH || c.E > MLP_MAX_WIDTH)
-        die(USAGE, "-e %s: F and E are multiples of 4 up to %d", text, MLP_MAX_WIDTH);
-    if (c.F + c.mlp.width[c.mlp.count] > LINEAR_BCE_MAX_C)
-        die(USAGE, "-e %s: F and the last width of H exceed %d together", text, LINEAR_BCE_MAX_C);
+    const char* rest =
+        sscanf(text, "F=%d,E=%d,H=%n", &c.F, &c.E, &end) == 2 && end ? mlp_parse(&c.mlp, text + end, 4) : NULL;
+    if (!rest || *rest || c.F < 4 || c.E < 4 || c.F % 4 || c.E % 4 || c.E > MLP_MAX_WIDTH ||
+        c.F + c.mlp.width[c.mlp.count] > LINEAR_BCE_MAX_C)
+        die(USAGE,
+            "-e %s: is not like F=32,E=64,H=64-32-32, of 1 to %d widths, all multiples of 4 up to %d, F and the last "
+            "one together up to %d",
+            text, MLP_LAYERS, MLP_MAX_WIDTH, LINEAR_BCE_MAX_C);
     return c;
-}
-
-static Text config_text(const Trainer* t) {
-    const Config* c = &t->model.config;
-    Text text = {NULL, 0, 0};
-    text_printf(&text, "{\"model_type\": \"neumf\"");
-    json_put_integer(&text, "users", c->users), json_put_integer(&text, "items", c->items);
-    json_put_string(&text, "sizes", t->run.settings.model), json_put_number(&text, "dropout", c->dropout);
-    text_printf(&text, "}\n");
-    return text;
 }
 
 static void open_data(Trainer* t) {
     const Settings* s = &t->run.settings;
-    if (*s->train_data) ratings_open(&t->data, s->train_data);
-    else ratings_generate(&t->data, (uint64_t)s->seed);
+    if (!*s->train_data) die(USAGE, "no ratings: give a file of dev/data/prepare_recsys.py with -i");
+    ratings_open(&t->data, s->train_data);
     for (int u = 0; u < t->data.users && t->eval_pool == POOL_UNSEEN; u++) {
         int unseen = t->data.items - (t->data.begin[u + 1] - t->data.begin[u]);
         if (unseen < t->eval_negatives)
             die(USAGE, "--eval-negatives %d: user %d of %s has only %d items that it never rated", t->eval_negatives, u,
-                recommender_data(s), unseen);
+                s->train_data, unseen);
     }
     t->samples = (uint64_t)t->data.pairs * (uint64_t)(1 + t->negatives);
     if (s->B <= t->eval_negatives) die(USAGE, "-b %d: must be above --eval-negatives %d", s->B, t->eval_negatives);
 }
 
-static void close_data(Trainer* t) { free(t->data.file), free(t->data.begin), free(t->data.seen); }
+static void close_data(Trainer* t) { free(t->data.pair); }
 
 int main(int argc, char** argv) {
-    return recommender_main(argc, argv, "train_ncf [-i RATINGS.bin] [flags]", "hr_at_10", "NeuMF training");
+    return recommender_main(argc, argv, "neumf", "train_ncf -i RATINGS.bin [flags]", "hr_at_10");
 }
 #endif

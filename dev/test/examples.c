@@ -40,12 +40,8 @@ typedef struct {
 // training too.
 static const LabelledFile NUMBERED[] = {
     {"a text that is cut to 16", "2\ta b c d e f g h i j k l m n o p\n\n", "abcdefghijklmn|", 0, 3, 2, 16},
-    {"CoLA", "gj04\t1\t\ta b\nr-67\t0\t?*\tc\n", "ab|", 0, 2, 1, 4},
     {"SST-2", "sentence\tlabel\na b \t1\n", "ab|", 0, 2, 1, 4},
     {"MRPC", "\xEF\xBB\xBFQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t2\t3\ta b\tc\r\n", "ab|c|", 0, 2, 1, 4},
-    {"QQP: line breaks in questions in quotation marks",
-     "id\tquestion1\tquestion2\tis_duplicate\n1\t\"a\n\nb\n\"\t\"c \"\"d\"\"\r\n\"\t1\n2\t\"\ta\t0\n", "?ab?|?c??d???|",
-     0, 2, 1, 6},
     {"MNLI",
      "index\tpromptID\tsentence1_binary_parse\tsentence1_parse\tsentence1\tsentence2\tlabel1\tgold_label\n"
      "0\t1\tx\tx\ta b\tc\t0\t1\n",
@@ -56,8 +52,6 @@ static const LabelledFile NUMBERED[] = {
 static const LabelledFile NAMED[] = {
     {"columns by their names", "id\thypothesis\tgold_label\tpremise\n7\tb c\tyes\ta\n", "a|bc|", 0, 2, 1, 3},
     {"a question comes before its sentence", "sentence\tquestion\tlabel\na\tb\tyes\n", "b|a|", 0, 2, 1, 3},
-    {"SNLI: label2 to label5", "sentence1\tlabel1\tgold_label\na\tno\tyes\nb\tno\tno\tno\tyes\tyes\tyes\n", "a|", 0, 2,
-     1, 3},
     {"tabs at the end of a line", "sentence\tlabel\na\tno\t\nb\tyes\t\t\n", "b|", 1, 2, 1, 3},
     {"an empty line", "a b\n\nno\n0\n", "|", 1, 2, -1, 2},
     {"a header without labels, of a pair", "index\tsentence2\tsentence1\n0\tb\ta\n", "a|b|", 0, 2, -1, 3},

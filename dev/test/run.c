@@ -83,7 +83,7 @@ static void test_sampler(Tests* t) {
     enum { N = 2000 };
     static const Sampler samplers[] = {{1, 0, 0},     {1, 1, 0},   {0.7, 1500, 0}, {1, 0, 0.9}, {2, 300, 0.95},
                                        {0.2, 0, 0.3}, {100, 3, 0}, {0.01, 0, 0.5}, {1, N, 0.5}, {1, 1 << 30, 0}};
-    static real logits[N], rows[4 * SAMPLER_BINS];
+    static real logits[N];
     for (int i = 0; i <= 7000; i++) EXPECT_NEAR(t, sampler_exp(-0.1 * i) / exp(-0.1 * i), 1, 4e-16);
     for (int kind = 0; kind < 4; kind++) {
         int n = kind == 3 ? 7 : N;
@@ -96,11 +96,6 @@ static void test_sampler(Tests* t) {
                       draw_sorted(logits, n, samplers[k / 50], uniform));
         }
     }
-    // Four rows of columns, each row a little below the one before: most candidates are no column's maximum.
-    for (int i = 0; i < 4 * SAMPLER_BINS; i++) rows[i] = (real)(-0.01 * (i / SAMPLER_BINS));
-    Sampler many = {1, 3 * SAMPLER_BINS + 2, 0}, nucleus = {1, 0, 0.9};  // 0.9 of the four ends at 608 of the last
-    EXPECT_EQ(t, sampler_draw(rows, 4 * SAMPLER_BINS, many, 1 - 1e-9), 3 * SAMPLER_BINS + 1);
-    EXPECT_NEAR(t, sampler_draw(rows, 4 * SAMPLER_BINS, nucleus, 1 - 1e-9), 3 * SAMPLER_BINS + 608, 7);
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ mkdir "$work/data" && cp -r build/test_corpus/builtin "$work/data" && cd "$work"
 
 # The command of PROGRAM, a trainer, with these flags. Those of a task are for the finetune_bert next to it, which writes
 # no samples (-s); those that use a model are for its use_gpt2 or use_bert, which has none of the flags of training.
-uses=' --(generate|samples|evaluate|explain|explain-tensors|explain-second|explain-next|chat|fill|embed|vectors) '
+uses=' --(generate|samples|evaluate|explain|explain-tensors|chat|fill|embed|vectors) '
 set_command() {
     local without=
     command=("$PROGRAM" "$@")

@@ -24,8 +24,6 @@ static const RetiredFlag FLAGS_RETIRED[] = {
     {NULL, "--evaluate", NULL, "./use_gpt2 and ./use_bert"},
     {NULL, "--explain", NULL, "./use_gpt2 and ./use_bert"},
     {NULL, "--explain-file", NULL, "--explain @FILE of ./use_gpt2 and ./use_bert (- for standard input)"},
-    {NULL, "--explain-next", NULL, "./use_bert"},
-    {NULL, "--explain-second", NULL, "./use_bert"},
     {NULL, "--explain-tensors", NULL, "./use_gpt2 and ./use_bert"},
     {NULL, "--fill", NULL, "./use_bert"},
     {NULL, "--fp8-fusion", "1|2|3", NULL},

@@ -10,8 +10,8 @@
  * Shapes: index [N] row numbers; dx: rows of E elements, row n at dx + n * stride; w, m, v [rows, E]; step [1]. dtypes:
  * dx floatX; w, m, v real. On the GPU w is the fp32 master, and `copy`, the floatX weights that the forward pass reads,
  * gets w rounded to nearest. On the CPU copy is w.
- * Numerics: a row's gradients are added in the order of their positions, in real: the same bits every time, for any
- * number of threads.
+ * Numerics: a row's gradients are added in the order of their positions, in real (SGD on the CPU: double): the same
+ * bits every time, for any number of threads.
  * step->is_taken 0: nothing is updated.
  * Source: the definition; fused updates as in FBGEMM's table-batched embeddings, without atomics. */
 #ifndef DEV_RECSYS_OPS_EMBEDDING_ROWS_H
@@ -79,9 +79,11 @@ static inline double row_gradient_ref(const real* dx, size_t stride, RowSegments
     return sum;
 }
 
+// The CPU runs it too: a row belongs to one thread.
 static inline void embedding_sgd_ref(real* w, const real* dx, size_t stride, RowSegments s, int E, double lr) {
+#pragma omp parallel for schedule(static)
     for (int r = 0; r < s.rows; r++)
-        for (int e = 0; e < E; e++)
+        for (int e = 0; e < E && s.begin[r] < s.begin[r + 1]; e++)
             w[(size_t)r * (size_t)E + (size_t)e] -= (real)(lr * row_gradient_ref(dx, stride, s, r, e));
 }
 
@@ -361,15 +363,6 @@ static inline void row_segments_begin(RowSegments* s, const int* index, int N, R
 }
 
 static inline void row_segments_wait(const RowSegments* s, Context* ctx) { (void)s, (void)ctx; }
-
-// sum [E] = the gradient of row r.
-static inline void row_gradient(real* sum, RowGradients dx, RowSegments s, int r, int E) {
-    memset(sum, 0, (size_t)E * sizeof *sum);
-    for (int i = s.begin[r]; i < s.begin[r + 1]; i++) {
-        const real* d = dx.p + (size_t)s.source[i] * dx.stride;
-        for (int e = 0; e < E; e++) sum[e] += d[e];
-    }
-}
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
@@ -385,14 +378,7 @@ static inline void embedding_sgd(EmbeddingTable t, RowGradients dx, RowSegments 
         t, dx, s, (float)lr, step);
     cudaCheck(cudaGetLastError());
 #else
-    real* sums = (real*)device_scratch(ctx, (size_t)device_threads() * (size_t)t.E * sizeof(real));
-#pragma omp parallel for schedule(static)
-    for (int r = 0; r < s.rows; r++) {
-        real *sum = sums + (size_t)device_thread_index() * (size_t)t.E, *w = t.w + (size_t)r * (size_t)t.E;
-        if (s.begin[r] == s.begin[r + 1] || !step->is_taken) continue;
-        row_gradient(sum, dx, s, r, t.E);
-        for (int e = 0; e < t.E; e++) w[e] -= (real)lr * sum[e];
-    }
+    if (step->is_taken) embedding_sgd_ref(t.w, dx.p, dx.stride, s, t.E, lr);
 #endif
     scope_close(&scope);
 }
@@ -415,7 +401,9 @@ static inline void embedding_adam(EmbeddingTable t, RowGradients dx, RowSegments
         size_t at = (size_t)r * (size_t)t.E;
         real *w = t.w + at, *m = t.m + at, *v = t.v + at;
         if (!step->is_taken) continue;
-        row_gradient(sum, dx, s, r, t.E);
+        memset(sum, 0, (size_t)t.E * sizeof *sum);
+        for (int i = s.begin[r]; i < s.begin[r + 1]; i++)
+            for (int e = 0; e < t.E; e++) sum[e] += dx.p[(size_t)s.source[i] * dx.stride + (size_t)e];
 #pragma omp simd
         for (int e = 0; e < t.E; e++) {
             m[e] = c.beta1 * m[e] + c.beta1_rest * sum[e];

@@ -9,7 +9,7 @@
  * Shapes: bottom, dbottom [B, E], table [all rows, E], rows [B, tables] row numbers in `table`, z, dz [B, width],
  * dvectors [B, tables, E]. All outputs are SET. Vectors are gathered in both passes: keeping them would cost as much.
  * dtypes: floatX; rows int.
- * Numerics: dot products and dT accumulate in real (CPU), fp32 (GPU, on tensor cores if floatX has 16 bits).
+ * Numerics: dot products and dT accumulate in double (CPU), fp32 (GPU, on tensor cores if floatX has 16 bits).
  * Errors: row numbers must be in range; whoever loads a batch checks them.
  * Source: Naumov et al., arXiv 1906.00091; layout as in NVIDIA's DeepLearningExamples. */
 #ifndef DEV_RECSYS_OPS_INTERACTION_H
@@ -20,6 +20,8 @@
 #include "llmc/device/cuda_utils.cuh"
 #include "llmc/device/ptx/mma.cuh"
 #endif
+
+enum { INTERACTION_MOST_VECTORS = 64 };  // of a sample, on the CPU
 
 typedef struct {
     int B, tables, E, width;
@@ -40,27 +42,30 @@ static inline int interaction_width(int tables, int E) {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// References
+// References, which the CPU runs too: a sample belongs to one thread
 
-// Vector i of sample b.
-static inline const real* interaction_vector(const real* bottom, const real* table, const int* rows, InteractionShape s,
-                                             int b, int i) {
-    size_t row = i ? (size_t)rows[(size_t)b * (size_t)s.tables + (size_t)i - 1] : (size_t)b;
-    return (i ? table : bottom) + row * (size_t)s.E;
+// Set T [tables + 1] to the vectors of sample b.
+static inline void interaction_vectors(const real** T, const real* bottom, const real* table, const int* rows,
+                                       InteractionShape s, int b) {
+    CHECK(s.tables < INTERACTION_MOST_VECTORS);
+    T[0] = bottom + (size_t)b * (size_t)s.E;
+    for (int t = 0; t < s.tables; t++)
+        T[t + 1] = table + (size_t)rows[(size_t)b * (size_t)s.tables + (size_t)t] * (size_t)s.E;
 }
 
 static inline void interaction_forward_ref(real* z, const real* bottom, const real* table, const int* rows,
                                            InteractionShape s) {
+#pragma omp parallel for schedule(static)
     for (int b = 0; b < s.B; b++) {
+        const real* T[INTERACTION_MOST_VECTORS];
         real* out = z + (size_t)b * (size_t)s.width;
-        memcpy(out, bottom + (size_t)b * (size_t)s.E, (size_t)s.E * sizeof *out);
+        interaction_vectors(T, bottom, table, rows, s, b);
+        memcpy(out, T[0], (size_t)s.E * sizeof *out);
         out += s.E;
         for (int i = 1; i <= s.tables; i++)
             for (int j = 0; j < i; j++) {
-                const real *x = interaction_vector(bottom, table, rows, s, b, i),
-                           *y = interaction_vector(bottom, table, rows, s, b, j);
                 double sum = 0;
-                for (int e = 0; e < s.E; e++) sum += (double)x[e] * (double)y[e];
+                for (int e = 0; e < s.E; e++) sum += (double)T[i][e] * (double)T[j][e];
                 *out++ = (real)sum;
             }
         while (out < z + (size_t)(b + 1) * (size_t)s.width) *out++ = 0;
@@ -81,21 +86,24 @@ typedef struct {
 } InteractionBackwardRef;
 
 static inline void interaction_backward_ref(InteractionBackwardRef g, InteractionShape s) {
+#pragma omp parallel for schedule(static)
     for (int b = 0; b < s.B; b++) {
-        const real *dz = g.dz + (size_t)b * (size_t)s.width, *pairs = dz + s.E;
-        for (int i = 0; i <= s.tables; i++)
+        const real *dz = g.dz + (size_t)b * (size_t)s.width, *pairs = dz + s.E, *T[INTERACTION_MOST_VECTORS];
+        interaction_vectors(T, g.bottom, g.table, g.rows, s, b);
+        for (int i = 0; i <= s.tables; i++) {
+            double S[INTERACTION_MOST_VECTORS] = {0};  // row i
+            size_t row = i ? (size_t)b * (size_t)s.tables + (size_t)i - 1 : (size_t)b;
+            real* dT = (i ? g.dvectors : g.dbottom) + row * (size_t)s.E;
+            for (int j = 0; j <= s.tables; j++) {
+                int high = max_int(i, j), low = min_int(i, j);
+                if (i != j) S[j] = (double)pairs[high * (high - 1) / 2 + low];
+            }
             for (int e = 0; e < s.E; e++) {
                 double sum = i ? 0 : (double)dz[e];
-                for (int j = 0; j <= s.tables; j++) {
-                    int high = max_int(i, j), low = min_int(i, j);
-                    if (i == j) continue;
-                    sum += (double)pairs[high * (high - 1) / 2 + low] *
-                           (double)interaction_vector(g.bottom, g.table, g.rows, s, b, j)[e];
-                }
-                size_t at = (size_t)b * (size_t)s.E + (size_t)e;
-                if (i == 0) g.dbottom[at] = g.bottom[at] > 0 ? (real)sum : 0;
-                else g.dvectors[((size_t)b * (size_t)s.tables + (size_t)i - 1) * (size_t)s.E + (size_t)e] = (real)sum;
+                for (int j = 0; j <= s.tables; j++) sum += S[j] * (double)T[j][e];
+                dT[e] = i || T[0][e] > 0 ? (real)sum : 0;
             }
+        }
     }
 }
 
@@ -301,7 +309,7 @@ static __global__ void interaction_backward_plain_kernel(InteractionBackward g, 
 #endif
 
 // ---------------------------------------------------------------------------------------------------------
-// Launchers. On the CPU a sample belongs to one thread, so the number of threads changes no bit.
+// Launchers
 
 static inline void interaction_forward(floatX* z, const floatX* bottom, const floatX* table, const int* rows,
                                        InteractionShape s, Context* ctx) {
@@ -318,22 +326,7 @@ static inline void interaction_forward(floatX* z, const floatX* bottom, const fl
                                                                                               s);
     cudaCheck(cudaGetLastError());
 #else
-#pragma omp parallel for schedule(static)
-    for (int b = 0; b < s.B; b++) {
-        real* out = z + (size_t)b * (size_t)s.width;
-        memcpy(out, bottom + (size_t)b * (size_t)s.E, (size_t)s.E * sizeof *out);
-        out += s.E;
-        for (int i = 1; i <= s.tables; i++)
-            for (int j = 0; j < i; j++) {
-                const real *x = interaction_vector(bottom, table, rows, s, b, i),
-                           *y = interaction_vector(bottom, table, rows, s, b, j);
-                real sum = 0;
-#pragma omp simd reduction(+ : sum)
-                for (int e = 0; e < s.E; e++) sum += x[e] * y[e];
-                *out++ = sum;
-            }
-        while (out < z + (size_t)(b + 1) * (size_t)s.width) *out++ = 0;
-    }
+    interaction_forward_ref(z, bottom, table, rows, s);
 #endif
     scope_close(&scope);
 }
@@ -354,24 +347,8 @@ static inline void interaction_backward(InteractionBackward g, InteractionShape 
         interaction_backward_plain_kernel<<<blocks_for((size_t)s.B, 1), 128, 0, ctx->stream>>>(g, s);
     cudaCheck(cudaGetLastError());
 #else
-#pragma omp parallel for schedule(static)
-    for (int b = 0; b < s.B; b++) {
-        const real *dz = g.dz + (size_t)b * (size_t)s.width, *pairs = dz + s.E;
-        size_t first = (size_t)b * (size_t)s.tables * (size_t)s.E;
-        for (int i = 0; i <= s.tables; i++) {
-            real* dx = i ? g.dvectors + first + (size_t)(i - 1) * (size_t)s.E : g.dbottom + (size_t)b * (size_t)s.E;
-            for (int e = 0; e < s.E; e++) dx[e] = i ? 0 : dz[e];
-            for (int j = 0; j <= s.tables; j++) {
-                if (i == j) continue;
-                int high = max_int(i, j), low = min_int(i, j);
-                const real d = pairs[high * (high - 1) / 2 + low],
-                           *x = interaction_vector(g.bottom, g.table, g.rows, s, b, j);
-                for (int e = 0; e < s.E; e++) dx[e] += d * x[e];
-            }
-        }
-        for (size_t e = (size_t)b * (size_t)s.E; e < (size_t)(b + 1) * (size_t)s.E; e++)
-            if (!(g.bottom[e] > 0)) g.dbottom[e] = 0;
-    }
+    InteractionBackwardRef r = {g.dbottom, g.dvectors, g.dz, g.bottom, g.table, g.rows};
+    interaction_backward_ref(r, s);
 #endif
     scope_close(&scope);
 }

@@ -9,8 +9,8 @@
  *             dbias[c - relu_begin] = sum_n dx[n, c], the bias gradient of the layer below; NULL: not wanted
  *
  * Shapes: x, dx [N, C], w [C], b [1], logits, labels, each [N]. dtypes: x, dx, w, b floatX; the others real. Numerics:
- * dot products and losses in real, sums over n in double (CPU) or fp32 (GPU), in an order that depends only on the
- * shape. FORWARD only writes logits and losses.
+ * on the CPU, which runs the reference, sums in double, on the GPU in fp32, in an order that depends only on the shape.
+ * FORWARD only writes logits and losses.
  * Source: the definition, in the stable form of torch.nn.functional.binary_cross_entropy_with_logits. */
 #ifndef DEV_RECSYS_OPS_LINEAR_BCE_H
 #define DEV_RECSYS_OPS_LINEAR_BCE_H
@@ -53,7 +53,7 @@ HOST_DEVICE static inline double bce_sigmoid(double s) { return 1 / (1 + exp(-s)
 HOST_DEVICE static inline real relu_gradient(real dx, real x, real scale) { return x > 0 ? scale * dx : 0; }
 
 // ---------------------------------------------------------------------------------------------------------
-// Reference
+// Reference, which the CPU runs too
 
 // Inputs and outputs in full precision.
 typedef struct {
@@ -61,31 +61,36 @@ typedef struct {
     const real *x, *w, *b, *labels;
 } LinearBceRef;
 
+// Rows, then columns, each by one thread.
 static inline void linear_bce_ref(Losses losses, LinearBceRef r, LinearBceShape s, Direction direction) {
+    size_t C = (size_t)s.C;
+    double* d = (double*)xmalloc((size_t)s.N * sizeof *d);
+#pragma omp parallel for schedule(static)
     for (int n = 0; n < s.N; n++) {
-        const real* x = r.x + (size_t)n * (size_t)s.C;
+        const real* x = r.x + (size_t)n * C;
         double sum = (double)*r.b;
         for (int c = 0; c < s.C; c++) sum += (double)x[c] * (double)r.w[c];
         r.logits[n] = (real)sum;
         losses.each[n] = (real)bce_loss(sum, (double)r.labels[n]);
-        double d = losses.scale * (bce_sigmoid(sum) - (double)r.labels[n]);
+        d[n] = losses.scale * (bce_sigmoid(sum) - (double)r.labels[n]);
         for (int c = 0; c < s.C && direction == BACKWARD; c++) {
-            real dx = (real)(d * (double)r.w[c]);
-            r.dx[(size_t)n * (size_t)s.C + (size_t)c] = c < s.relu_begin ? dx : relu_gradient(dx, x[c], s.relu_scale);
+            real dx = (real)(d[n] * (double)r.w[c]);
+            r.dx[(size_t)n * C + (size_t)c] = c < s.relu_begin ? dx : relu_gradient(dx, x[c], s.relu_scale);
         }
     }
-    for (int c = 0; c <= s.C && direction == BACKWARD; c++) {
+#pragma omp parallel for schedule(static)
+    for (int c = 0; c <= (direction == BACKWARD ? s.C : -1); c++) {
         double sum = 0, below = 0;
         for (int n = 0; n < s.N; n++) {
-            size_t at = (size_t)n * (size_t)s.C + (size_t)c;
-            double d = losses.scale * (bce_sigmoid((double)r.logits[n]) - (double)r.labels[n]);
-            sum += c < s.C ? d * (double)r.x[at] : d;
+            size_t at = (size_t)n * C + (size_t)c;
+            sum += c < s.C ? d[n] * (double)r.x[at] : d[n];
             below += c < s.C ? (double)r.dx[at] : 0;
         }
         *(c < s.C ? &r.dw[c] : r.db) = (real)sum;
         if (r.dbias && c >= s.relu_begin && c < s.C) r.dbias[c - s.relu_begin] = (real)below;
     }
     losses_add_ref(losses, s.N);
+    free(d);
 }
 
 #ifdef __CUDACC__
@@ -227,36 +232,9 @@ static inline void linear_bce(Losses losses, LinearBceOutput out, LinearBceInput
     if (!rows_are_vectors<floatX>(s.C)) linear_bce_start<16, 1>(losses, out, in, s, is_backward, ctx);
     else if (is_wide) linear_bce_start<LINEAR_BCE_MAX_C / WARP / WIDTH, WIDTH>(losses, out, in, s, is_backward, ctx);
     else linear_bce_start<1, WIDTH>(losses, out, in, s, is_backward, ctx);
-#else  // rows, then columns, each by one thread
-    real* dlogits = (real*)device_scratch(ctx, (size_t)s.N * sizeof(real));
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < s.N; n++) {
-        const real* x = in.x + (size_t)n * (size_t)s.C;
-        real sum = *in.p.b;
-#pragma omp simd reduction(+ : sum)
-        for (int c = 0; c < s.C; c++) sum += x[c] * in.p.w[c];
-        out.logits[n] = sum;
-        losses.each[n] = (real)bce_loss((double)sum, (double)in.labels[n]);
-        dlogits[n] = (real)(losses.scale * (bce_sigmoid((double)sum) - (double)in.labels[n]));
-        for (int c = 0; c < s.C && direction == BACKWARD; c++) {
-            real dx = dlogits[n] * in.p.w[c];
-            out.dx[(size_t)n * (size_t)s.C + (size_t)c] = c < s.relu_begin ? dx : relu_gradient(dx, x[c], s.relu_scale);
-        }
-    }
-    if (direction == BACKWARD) {
-#pragma omp parallel for schedule(static)
-        for (int c = 0; c <= s.C; c++) {
-            double sum = 0, below = 0;
-            for (int n = 0; n < s.N; n++) {
-                size_t at = (size_t)n * (size_t)s.C + (size_t)c;
-                sum += c < s.C ? (double)dlogits[n] * (double)in.x[at] : (double)dlogits[n];
-                below += c < s.C ? (double)out.dx[at] : 0;
-            }
-            *(c < s.C ? &out.grads.w[c] : out.grads.b) = (real)sum;
-            if (out.dbias && c >= s.relu_begin && c < s.C) out.dbias[c - s.relu_begin] = (real)below;
-        }
-    }
-    losses_add_ref(losses, s.N);
+#else
+    LinearBceRef r = {out.logits, out.dx, out.grads.w, out.grads.b, out.dbias, in.x, in.p.w, in.p.b, in.labels};
+    linear_bce_ref(losses, r, s, direction);
 #endif
     scope_close(&scope);
 }

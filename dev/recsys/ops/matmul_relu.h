@@ -234,12 +234,7 @@ static inline void matmul_relu_forward(ReluOutput out, const floatX* x, Linear p
 
 static inline void matmul_relu_backward_bias(real* db, const floatX* dz, int N, int OC, Context* ctx) {
     Scope scope = scope_open(ctx, "matmul_relu_backward_bias", 0, 0, "N=%d OC=%d", N, OC);
-#pragma omp parallel for schedule(static)
-    for (int c = 0; c < OC; c++) {
-        double sum = 0;
-        for (int n = 0; n < N; n++) sum += (double)dz[(size_t)n * (size_t)OC + (size_t)c];
-        db[c] = (real)sum;
-    }
+    matmul_backward_bias_ref(db, dz, N, OC, SET);
     scope_close(&scope);
 }
 

@@ -9,7 +9,9 @@
 #include "llmc/device/scope.h"
 #include "llmc/ops/common/adam.h"
 
+// The CPU runs it too.
 static inline void sgd_update_ref(real* w, const real* grads, double lr, size_t n) {
+#pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) w[i] -= (real)(lr * (double)grads[i]);
 }
 
@@ -39,10 +41,7 @@ static inline void sgd_update(floatX* params, real* w, const real* grads, const 
     cudaCheck(cudaGetLastError());
 #else
     (void)params;
-    if (step->is_taken) {
-#pragma omp parallel for simd schedule(static)
-        for (size_t i = 0; i < n; i++) w[i] -= (real)lr * grads[i];
-    }
+    if (step->is_taken) sgd_update_ref(w, grads, lr, n);
 #endif
     scope_close(&scope);
 }
