@@ -118,8 +118,8 @@ class Runs:
 
     def command(self, run):
         """A run's words for the shell, and what keeps it from running here, or nothing."""
-        where, flags = re.match(r"(?:\[(.*?)\] *)?(.*)", run.strip()).groups()
-        words, program, missing = (where or "").split(), self.program, ""
+        where, flags = re.match(r"((?:\[.*?\] *)*)(.*)", run.strip()).groups()
+        words, program, missing = re.findall(r"[a-z0-9]+", where), self.program, ""
         folder, name = os.path.split(program)
         for word in words:
             if word in PROGRAMS:
