@@ -1,6 +1,6 @@
 #!/bin/bash
-# How many threads a trainer uses, and whether they spin: by the affinity mask, by a control group's quota, by what the user
-# sets. Without the variables that run.sh and shell.sh export.
+# How many threads a trainer uses, and whether they spin: by the affinity mask and by what the user sets. Without the
+# variables that run.sh and shell.sh export. test_base has the quotas of control groups.
 #
 #     bash dev/test/threads.sh ./train_gpt2          from the repository's root
 #
@@ -20,40 +20,18 @@ expect_setting() { # NAME VARIABLE VALUE COMMAND...
     until grep -q '^step' "$work/stdout" || ! kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
     found=$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n "s/^$2=//p")
     threads=$(ls "/proc/$pid/task" | wc -l)
-    name="$(cat "/proc/$pid/comm") $(tr '\0' ' ' <"/proc/$pid/cmdline" | cut -d ' ' -f 1)"
     kill -9 "$pid"
     wait "$pid" 2>/dev/null
     verdict "$1" "$([ "$found" = "$3" ] || echo "$2 is '$found', not '$3'; $(tail -n 1 "$work/stderr")")"
 }
 
 expect_setting 'threads that wait spin for a bounded time' GOMP_SPINCOUNT 1000 env
-[ "$name" = "$(basename "$PROGRAM" | cut -c 1-15) $PROGRAM" ] && why= || why=$name
-verdict 'it starts itself again only once, and ps and pkill find it by its name' "$why"
 expect_setting 'a policy of the user stays' GOMP_SPINCOUNT '' env OMP_WAIT_POLICY=active
 expect_setting 'a count of the user stays' GOMP_SPINCOUNT 7 env GOMP_SPINCOUNT=7
-
 # libgomp follows the mask; one CPU is one thread fewer than two.
 cpus=$(taskset -cp $$ | sed 's/.*: //; s/[,-].*//')
 expect_setting 'two threads on one CPU' OMP_NUM_THREADS 2 taskset -c "$cpus" env OMP_NUM_THREADS=2
 two=$threads
 expect_setting 'the mask is left to libgomp' OMP_NUM_THREADS '' taskset -c "$cpus"
-why=$([ "$two" = $((threads + 1)) ] || echo "$threads threads, and $two where two are asked for")
-verdict 'one thread on one CPU' "$why"
-
-# A control group of half a core.
-group=
-for parent in /sys/fs/cgroup/cpu /sys/fs/cgroup; do
-    [ -z "$group" ] && mkdir "$parent/llmc_threads_$$" 2>/dev/null || continue
-    group=$parent/llmc_threads_$$
-    if [ -e "$group/cpu.cfs_quota_us" ]; then echo 50000 >"$group/cpu.cfs_quota_us"
-    else echo '50000 100000' >"$group/cpu.max"; fi 2>/dev/null || { rmdir "$group"; group=; }
-done
-if [ "$(nproc)" -lt 2 ] || ! sh -c 'echo $$ >"$0/cgroup.procs"' "$group" 2>/dev/null; then
-    skip 'half a core is one thread' 'there is one CPU, or no control group with a quota can be made'
-else
-    expect_setting 'half a core is one thread' OMP_NUM_THREADS 1 sh -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group"
-    expect_setting 'a number of the user stays' OMP_NUM_THREADS 2 \
-        sh -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" env OMP_NUM_THREADS=2
-fi
-[ -z "$group" ] || rmdir "$group"
+verdict 'one thread on one CPU' "$([ "$two" = $((threads + 1)) ] || echo "$threads threads, and $two of two")"
 finish
