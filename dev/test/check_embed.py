@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from model_dir import SafeTensors  # noqa: E402
-from runs import Cases  # noqa: E402
+from verdicts import finish, verdict  # noqa: E402
 
 LAYERS, CHANNELS, HEADS, POSITIONS = 2, 48, 3, 16
 TOLERANCE = 1e-5
@@ -100,7 +100,6 @@ def why_wrong(program, folder, flags, out, expected):
 
 
 def main(trainer, program):
-    cases = Cases()
     with tempfile.TemporaryDirectory() as folder:
         make_model(os.path.abspath(trainer), folder)
         texts = os.path.join(folder, "texts")
@@ -114,11 +113,11 @@ def main(trainer, program):
                 flags = ["--embed", texts, "--pool", pool, "-b", batch]
                 out = os.path.join(folder, f"{pool}{batch}.npy")
                 why = why_wrong(os.path.abspath(program), folder, flags, out, expected)
-                cases.case("FAIL" if why else "ok", f"--embed --pool {pool} -b {batch}", why)
-    return cases.finish()
+                verdict(f"--embed --pool {pool} -b {batch}", why)
+    finish()
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit("usage: check_embed.py TRAIN_BERT USE_BERT (from the repository's root)")
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

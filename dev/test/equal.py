@@ -35,7 +35,8 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from runs import Cases, Runs, flags_of, numbers, put_files, read_table, tensors  # noqa: E402
+from runs import Runs, case, flags_of, numbers, put_files, read_table, tensors  # noqa: E402
+from verdicts import finish  # noqa: E402
 
 ALWAYS = ("resume", "ranks", "late", "losses", "flags")
 TENSORS, TEXTS = ("weights", "state", "average"), ("log", "scales", "fp8")
@@ -208,17 +209,17 @@ def with_defaults(runs, text):
     return text.replace("$defaults", " ".join(f"{row[1]}={row[2]}" for row in flags if is_given(*row[1:3])))
 
 
-def check_names(runs, cases, named):
+def check_names(runs, named):
     """Count a case for each program: are all of its flags among the words NAMED?"""
     for mark in ["", "[use] "] + ["[tune] "] * (runs.trainer == "bert"):
         left = [row[1] for row in flags_of(runs, mark) if not named & set(row[:2])]
-        cases.case("FAIL" if left else "ok", f"all flags {mark}", f"no row shows {' '.join(left)}" if left else "")
+        case("FAIL" if left else "ok", f"all flags {mark}", f"no row shows {' '.join(left)}" if left else "")
 
 
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    runs, cases, chosen = Runs(sys.argv[1]), Cases(), sys.argv[2:]
+    runs, chosen = Runs(sys.argv[1]), sys.argv[2:]
     rows, made, named = [], [], {"--output"}
     for group, line, text in read_table("equal.txt", runs.trainer):
         if text.startswith("make "):
@@ -239,19 +240,19 @@ def main():
         for group, name, text in made:
             why = runs.make(name, text) if group in [row[0] for row in rows] else ""
             if why:
-                cases.case("FAIL", f"the model {name}", why)
+                case("FAIL", f"the model {name}", why)
         if chosen == ["flags"]:
-            check_names(runs, cases, named)
+            check_names(runs, named)
         for group, name, how, texts in rows:
             for chain in chains(how, texts):
                 kind, why = judge(runs, how, [with_defaults(runs, text) for _, text in chain])
                 again = "".join(f"\n     {runs.repeat(text.partition(' -> ')[0])}" for _, text in chain)
                 again += "\n     " + shlex.join([sys.argv[0], sys.argv[1], group, name])
-                cases.case(kind, f"{name}: {chain[-1][0]}", why + (again if kind == "FAIL" else ""))
+                case(kind, f"{name}: {chain[-1][0]}", why + (again if kind == "FAIL" else ""))
     finally:
         runs.remove()
-    return cases.finish()
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,7 +16,8 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from runs import Cases, Runs, put_examples  # noqa: E402
+from runs import Runs, put_examples  # noqa: E402
+from verdicts import finish, verdict  # noqa: E402
 
 LETTERS = "abcdefghijklmnopqrstuvwx"
 NAMES = ("low", "middle", "top")  # thirds of the alphabet
@@ -35,7 +36,7 @@ class Tasks:
     """Runs in one folder of files."""
 
     def __init__(self, program):
-        self.runs, self.cases = Runs(program), Cases()
+        self.runs = Runs(program)
         self.at = lambda name: os.path.join(self.runs.files, name)
         put_examples(self.at)
         for name in ("vocab.txt", "tokenizer_config.json"):  # next to the examples
@@ -207,13 +208,13 @@ def main():
         for case in (classes, numbers, answers, whole_tokenizer):
             try:
                 case(tasks)
-                tasks.cases.case("ok", case.__doc__)
+                verdict(case.__doc__)
             except Failed as why:
-                tasks.cases.case("FAIL", case.__doc__, str(why))
+                verdict(case.__doc__, str(why))
     finally:
         tasks.runs.remove()
-    return tasks.cases.finish()
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
