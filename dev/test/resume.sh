@@ -115,19 +115,12 @@ verdict 'a second run in the same directory is refused' "$(ended_with_error 2 "$
 kill -KILL $pid
 wait $pid 2>/dev/null
 
-# Output that nobody reads, and none at all.
 rm -rf "$out"
 "$PROGRAM" "${TINY[@]}" -x 40 -s 0 -n 0 -o "$out" </dev/null 2>"$work/stderr" | true
 status=${PIPESTATUS[0]}
 why=$(ended_with 0)
 [ "$(grep -c '"loss"' "$out/log.jsonl") $(ls "$out/ckpt")" = '40 00000040' ] || why=${why:-'it is not whole'}
 verdict 'a closed pipe does not end a training run' "$why"
-rm -rf "$out"
-mkdir "$out" && : >"$out/.lock"  # which is then the first file that a run opens
-"$PROGRAM" "${TINY[@]}" -x 2 -s 0 -n 0 -o "$out" <&- >&- 2>&-
-[ $? -eq 0 ] && [ ! -s "$out/.lock" ] && [ "$(grep -c '"loss"' "$out/log.jsonl")" -eq 2 ] && why= ||
-    why=".lock: $(head -n 1 "$out/.lock"), $(wc -l <"$out/log.jsonl") lines in the log"
-verdict 'closed standard descriptors' "$why"
 
 # The recipes of scripts/recipes, with a tiny model
 for file in "$root"/scripts/recipes/*.flags; do
