@@ -1,5 +1,6 @@
 #!/bin/bash
-# --help, and how programs end where the disk or the memory is full. What they print and write is in refuse.txt.
+# --help, the number of threads, and how programs end where the disk or the memory is full. What they print and write is
+# in refuse.txt.
 #
 #     bash dev/test/cli.sh PROGRAM          a trainer, from the repository's root
 #
@@ -20,6 +21,18 @@ for key in $(head -n 1 "$o/log.jsonl" | grep -o '"[a-z0-9-]*": ' | tr -d '": ');
     grep -q -- " --$key " "$work/stdout" || why="the log has the setting --$key, and --help has not"
 done
 verdict '--help' "$why"
+
+# Threads by the affinity mask and by what the user sets; those that wait spin for a bounded time.
+threads() { # WANTED COMMAND...
+    local said
+    said=$(env -u OMP_NUM_THREADS -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose "${@:2}" "$PROGRAM" \
+        "${TINY[@]}" -x 1 -o '' </dev/null 2>&1 |
+        sed -nE "s/.*GOMP_SPINCOUNT = '([0-9]+)'.*/spins \1/p; s/.* ([0-9]+) CPU threads.*/threads \1/p" | tail -n 2)
+    verdict "${*:2}: $1" "$([ "$(xargs <<<"$said")" = "$1" ] || echo "it says $said")"
+}
+threads 'spins 1000 threads 1' taskset -c "$(taskset -cp $$ | sed 's/.*: //; s/[,-].*//')"
+threads 'spins 7 threads 2' env GOMP_SPINCOUNT=7 OMP_NUM_THREADS=2
+threads 'spins 30000000000 threads 2' env OMP_WAIT_POLICY=active OMP_NUM_THREADS=2
 
 # Standard output on a full disk. A run trains and saves all the same.
 on_full_disk() { # STATUS PATTERN FLAG...

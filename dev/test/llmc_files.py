@@ -14,7 +14,7 @@ import numpy as np
 from edit import edit
 from edit import load as tensors
 from runs import put_shard
-from verdicts import CORPUS, ROOT, contents, failure, finish, not_refused, run, script, verdict
+from verdicts import CORPUS, ROOT, failure, finish, not_refused, run, script, verdict
 
 TRAIN = os.path.abspath(sys.argv[1])
 USE = TRAIN.replace("train_", "use_")
@@ -53,30 +53,6 @@ def said(model, flags):
     return failure(done) or done.stdout
 
 
-END = "<|endoftext|>"
-REFUSED = [  # what the line says, flags of the export, edits of a model without a tokenizer; X is the folder of OUT.bin
-    ("config.json: .*activation_function", "", ("key", "config.json", "activation_function", '"gelu"')),
-    (r"wpe.weight.*\[19, 15\].*\[18, 15\]", "", ("key", "config.json", "n_positions", "18")),
-    ("has no <.endoftext.>", "", ("put", "vocab.json", '{"a": 0, "b": 1}')),
-    ("token 1 has 300 bytes", "", ("put", "vocab.json", f'{{"{END}": 0, "{300 * "0"}": 1}}')),
-    ("X/old.bin: would be taken for the tokens of .*holds no tokenizer", "--tokens X/old.bin"),
-    ("X/foreign: exists and is not", "--tokens X/foreign", ("put", "vocab.json", f'{{"a": 0, "{END}": 1}}')),
-]
-
-
-def check_refusals():
-    for pattern, flags, *edits in REFUSED:
-        shutil.rmtree(f"{W}/edited", ignore_errors=True)
-        shutil.copytree(f"{W}/golden", f"{W}/edited")
-        os.mkdir(f"{W}/edited/X")
-        for words in [*edits, ("put", "X/old.bin", ""), ("put", "X/foreign", "PK")]:
-            edit(f"{W}/edited", *words)
-        before = contents(f"{W}/edited")
-        done = script("dev/export_llmc.py", "edited", "edited/X/x.bin", *flags.replace("X", "edited/X").split(), cwd=W)
-        changed = "" if contents(f"{W}/edited") == before else "files were changed"
-        verdict(f"refused: {pattern}", not_refused(done, pattern) or changed)
-
-
 put_shard(W + "/low.bin", [i * i % 97 for i in range(400)])
 shutil.copytree(ROOT + "/dev/reference/golden_gpt2_tied", W + "/golden")
 edit(W + "/golden", "set", "transformer.ln_f.bias", "0", "1.00390625")  # between two numbers of 8 bits
@@ -94,5 +70,7 @@ for what in (evaluate, evaluate + " --doc-mask 1", "--generate 2000 --temperatur
 done = run(TRAIN, *f"-y 1 --override 1 -x 2 -o {W}/back".split())
 why = failure(done) or ("" if os.path.exists(W + "/back/gpt2_tokenizer.bin") else "there are none")
 verdict("going on from a checkpoint of llm.c, whose tokens go along", why)
-check_refusals()
+edit(W + "/golden", "key", "config.json", "activation_function", '"gelu"')
+why = not_refused(script("dev/export_llmc.py", W + "/golden", W + "/x.bin"), "config.json: .*activation_function")
+verdict("what llm.c does not know is refused", why)
 finish()

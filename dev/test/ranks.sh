@@ -13,13 +13,13 @@ model="-e L=3,C=16,NH=2,T=16 -t 16 -b 2 -v 0 -s 0"
 
 # Open MPI binds each rank to one core by default; its host work gets the rank's share of the CPUs all the same.
 threads() { # LAUNCHER...: what the run says
-    timeout --foreground 180 env -u OMP_NUM_THREADS "$@" "$PROGRAM" $model -x 0 -o '' </dev/null 2>&1 |
+    timeout --foreground 180 env -u OMP_NUM_THREADS "$@" "$PROGRAM" $model -x 1 -n 0 -o '' </dev/null 2>&1 |
         grep -o '[0-9]* CPU threads'
 }
 if [ "$(env -u OMP_NUM_THREADS nproc)" -gt 1 ]; then
     verdict 'mpirun without a binding: as many threads as without mpirun' \
         "$(diff <(threads env) <(threads mpirun -np 1))"
-    verdict '--bind-to core: one thread' "$(threads mpirun --bind-to core -np 1 | grep -v '^1 CPU')"
+    verdict '--bind-to core: one thread' "$(diff <(echo '1 CPU threads') <(threads mpirun --bind-to core -np 1))"
 else skip 'threads of a rank' 'one CPU'; fi
 
 # Start 4 ranks in OUT in the background; OUT.child.RANK holds their processes, $long is mpirun's.
