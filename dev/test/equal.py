@@ -166,7 +166,7 @@ def compared(how, folders):
     what += [] if words else [w for w in TEXTS if text_of(folders[0], w)]
     found = [d for d in (difference(folders[0], folders[-1], w, tolerance) for w in what if len(folders) > 1) if d]
     if kind == "other":
-        return "" if found or len(folders) == 1 else f"{', '.join(what)} are the same"
+        return "" if len(found) == len(what) or len(folders) == 1 else f"of {what} some are the same"
     return found[0] if found else ""
 
 

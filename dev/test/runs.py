@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple
 
 from edit import edit
 from edit import load as tensors  # noqa: F401
@@ -61,9 +62,10 @@ def output_of(*command):
     return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout if found else ""
 
 
-class Result:
-    def __init__(self, status, stdout, stderr):
-        self.status, self.stdout, self.stderr = status, stdout, stderr
+class Result(NamedTuple):
+    status: int
+    stdout: str
+    stderr: str
 
     def wrong(self, status=0):
         """Why the run did not end as it should, or nothing."""
