@@ -1,8 +1,6 @@
 /* Tests of what ranks exchange. comm.sh starts them: one process is one rank.
  *
  *     test_comm collectives     sums, gathers and broadcasts, of the host and of the device; `N passed, N failed`
- *     test_comm who             prints the ranks
- *     test_comm disagree RANK LINE OTHERS     RANK has this LINE, the others have OTHERS
  *     test_comm save OUT OTHER WEIGHT         a checkpoint in OUT; the last rank has a directory OTHER and a WEIGHT */
 #include "dev/test/tests.h"
 #include "llmc/checkpoint/writer.h"
@@ -40,7 +38,8 @@ static double awkward(int rank, size_t i) {
 
 static void test_collectives(Tests* t, const ProcessGroup* group) {
     double sums[100], expected[100];
-    int good = 1;
+    int good = group->local_size == group->size && group->local_rank == group->rank;
+    expect_here(t, good, group, "ranks of one machine");
     test_gather(t, group, 1);
     test_gather(t, group, MOST_BYTES);
     for (size_t i = 0; i < COUNT_OF(sums); i++) {
@@ -122,16 +121,6 @@ int main(int argc, char** argv) {
         double totals[2] = {t.passed, t.failed};
         group_sum_counts(&group, totals, 2);
         if (group.rank == 0) printf("%d ranks: %g passed, %g failed\n", group.size, totals[0], totals[1]);
-    } else if (strcmp(mode, "who") == 0) {
-        // One write per rank, so that lines do not mix.
-        char* line =
-            xprintf("rank %d of %d, local %d of %d\n", group.rank, group.size, group.local_rank, group.local_size);
-        write_all(STDOUT_FILENO, line, strlen(line));
-        free(line);
-    } else if (strcmp(mode, "disagree") == 0 && argc == 5) {
-        char* text = xprintf("--batch 4\n%s\n--seq-len 1024\n", argv[group.rank == strtol(argv[2], NULL, 10) ? 3 : 4]);
-        group_check_same(&group, "settings", text);
-        free(text);
     } else if (strcmp(mode, "save") == 0 && argc == 5) {
         int is_last = group.rank == group.size - 1;
         save(&group, argv[is_last ? 3 : 2], is_last ? strtod(argv[4], NULL) : 0);

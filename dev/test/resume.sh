@@ -16,10 +16,12 @@ TINY=(-e L=1,C=16,NH=2,T=16 -b 2 -v 0)
 LONG=(-e L=2,C=16,NH=2,T=16 -b 2 -d 128 --dropout 0.1 -l 1e-2 -u 3 -q 0.1 -c 0.1 -s 0 -x 80 -v 0)
 out=$work/out long=$work/long
 
-# Start a run in the background, in a new OUT, and wait until its output matches PATTERN.
+# Start a run in the background, in a new OUT, and wait until its output matches PATTERN. Under nohup SIGHUP is ignored,
+# and a shell cannot change that.
+starter=(env --default-signal=HUP)
 start() { # PATTERN FLAG...
     : >"$work/stdout"
-    env --default-signal=INT "$PROGRAM" "${@:2}" -o "$out" </dev/null >"$work/stdout" 2>"$work/stderr" &
+    "${starter[@]}" "$PROGRAM" "${@:2}" -o "$out" </dev/null >"$work/stdout" 2>"$work/stderr" &
     pid=$!
     until grep -q "$1" "$work/stdout" || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done
 }
@@ -68,6 +70,7 @@ for signal in TERM INT HUP; do
     verdict "SIG$signal saves and ends, resumed" "$why"
 done
 rm -rf "$out"
+starter=()
 trap '' HUP  # as nohup does it
 start '^step *3/' "${LONG[@]}" -n 0
 trap 'exit 1' HUP
