@@ -21,9 +21,10 @@ defaults. The group flags fails for a flag of --help that no row of "other" or "
 
 WHAT: weights* (OUT's model), state* (all tensors of the newest checkpoint), log* (log.jsonl without times and scales),
 a key of log.jsonl such as val_loss, scales* (of the loss), fp8* (scales and largest elements), average* (OUT/ema),
-card (README.md), hashes (of the weights, when checkpoints are written), said (the losses of --evaluate), plan (of
-memory), stdout. "make NAME = RUNS" makes a model that rows may name. The groups graph and flags_gpu are for a GPU's
-trainer, graph also for one that the emulator runs. They run on request.
+hashes (of the weights, when checkpoints are written), said (the losses of --evaluate), plan (of memory), stdout.
+
+"make NAME = RUNS" makes a model that rows may name. The groups graph and flags_gpu are for a GPU's trainer, graph also
+for one that the emulator runs. They run on request.
 
 Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 """
@@ -64,8 +65,6 @@ def text_of(folder, what):
         return [TIMES.sub("", line) for line in kept]
     if what == "fp8":
         return re.findall(r'"fp8": "[0-9a-f]+"', "".join(lines(folder, newest(folder) + "/trainer.json")))
-    if what == "card":
-        return lines(folder, "out/README.md")
     if what in ("said", "plan", "stdout"):
         pattern = {"said": "^val loss ([^ ]+)", "plan": "^memory plan: [^;]*", "stdout": ".*"}[what]
         return re.findall(pattern, "\n".join(lines(folder, "stdout")), re.M)
