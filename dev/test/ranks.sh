@@ -72,6 +72,6 @@ await_end signal
 why=${why:-$(ended_with 0)}
 grep -q 'stopped by signal' "$work/stdout" || why=${why:-'the signal is not reported'}
 newest=$(ls signal/ckpt | grep -v tmp | tail -n 1)
-tail -n 1 signal/log.jsonl | grep -q "\"step\": $((10#$newest))," || why=${why:-"$newest is not the last step"}
+tail -n 1 signal/log.jsonl | grep -q "\"step\": $((10#0$newest))," || why=${why:-"$newest is not the last step"}
 verdict 'SIGTERM to one rank: all end with 0, saved' "$why"
 finish

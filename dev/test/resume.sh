@@ -64,7 +64,7 @@ for signal in TERM INT HUP; do
     join
     why=$(ended_with 0)
     [ ! -d "$out/ckpt/00000080" ] || { skip "SIG$signal" 'the run was over before the signal came'; continue; }
-    grep -q "^stopped by signal [0-9]* after step $((10#$(ls "$out/ckpt"))), saved" "$work/stdout" ||
+    grep -q "^stopped by signal [0-9]* after step $((10#0$(ls "$out/ckpt"))), saved" "$work/stdout" ||
         why=${why:-"$(tail -n 1 "$work/stdout")"}
     resumed
     verdict "SIG$signal saves and ends, resumed" "$why"
