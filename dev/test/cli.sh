@@ -1,5 +1,6 @@
 #!/bin/bash
-# --help, and how programs end where the disk or the memory is full. What they print and write is in refuse.txt.
+# --help, the number of threads, and how programs end where the disk or the memory is full. What they print and write is
+# in refuse.txt.
 #
 #     bash dev/test/cli.sh PROGRAM          a trainer, from the repository's root
 #
@@ -13,8 +14,7 @@ TINY=(-e L=1,C=16,NH=2,T=16 -v 0 -s 0 -n 0)
 accepted 'a model' "${TINY[@]}" -x 2 -o "$o"
 
 run --help
-why=$(ended_with 0)
-[ -n "$why" ] || [ ! -s "$work/stderr" ] || why='stderr is not empty'
+why=$(ended_with 0)$(cat "$work/stderr")
 awk 'length > 100 { exit 1 }' "$work/stdout" || why=${why:-'lines of more than 100 columns'}
 grep -qx 'Optimization' "$work/stdout" || why=${why:-'not by topic'}
 for key in $(head -n 1 "$o/log.jsonl" | grep -o '"[a-z0-9-]*": ' | tr -d '": '); do
@@ -22,31 +22,35 @@ for key in $(head -n 1 "$o/log.jsonl" | grep -o '"[a-z0-9-]*": ' | tr -d '": ');
 done
 verdict '--help' "$why"
 
-# ---------------------------------------------------------------------------------------------------------
-# Standard output and files on a full disk. A run trains and saves all the same.
+# Threads by the affinity mask and by what the user sets; those that wait spin for a bounded time.
+threads() { # WANTED COMMAND...
+    local said
+    said=$(env -u OMP_NUM_THREADS -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose "${@:2}" "$PROGRAM" \
+        "${TINY[@]}" -x 1 -o '' </dev/null 2>&1 |
+        sed -nE "s/.*GOMP_SPINCOUNT = '([0-9]+)'.*/spins \1/p; s/.* ([0-9]+) CPU threads.*/threads \1/p" | tail -n 2)
+    verdict "${*:2}: $1" "$([ "$(xargs <<<"$said")" = "$1" ] || echo "it says $said")"
+}
+threads 'spins 1000 threads 1' taskset -c "$(taskset -cp $$ | sed 's/.*: //; s/[,-].*//')"
+threads 'spins 7 threads 2' env GOMP_SPINCOUNT=7 OMP_NUM_THREADS=2
+threads 'spins 30000000000 threads 2' env OMP_WAIT_POLICY=active OMP_NUM_THREADS=2
 
+# Standard output on a full disk. A run trains and saves all the same.
+on_full_disk() { # STATUS PATTERN FLAG...
+    set_command "${@:3}"
+    timeout --foreground $run_limit "${command[@]}" </dev/null >/dev/full 2>"$work/stderr"
+    status=$?
+    sed -i '/ tokens\/s$/d' "$work/stderr"  # of --generate
+    verdict "standard output on a full disk: ${*:3}" "$(ended_with_error "$1" "$2")"
+}
+unwritten='standard output could not be written'
+printf 'abc\n' >"$work/lines"
 case $PROGRAM in
-    *bert*)
-        printf 'abc\n' >"$work/lines"
-        cases=('--fill [MASK]' "--embed $work/lines")
-        yes text | head -n 2000 >"$work/many"
-        (trap '' XFSZ; ulimit -f 1; "$(use_program)" -e "$o" --embed "$work/many" \
-            --vectors "$box/v.npy" </dev/null >/dev/null 2>"$work/stderr")
-        status=$?
-        verdict '--embed on a full disk' "$(ended_with_error 1 'v.npy: cannot be written: File too large')$(ls "$box" | grep '^v')"
-        ;;
-    *) cases=(--help '--evaluate 1 -m 1' '--generate 5' '--explain a' '-x 0') ;;
+    *bert*) on_full_disk 1 "$unwritten" -e "$o" --embed "$work/lines" ;;
+    *) on_full_disk 1 "$unwritten" -e "$o" -o '' --generate 5 ;;
 esac
-for what in "${cases[@]}"; do
-    # shellcheck disable=SC2086
-    on_full_disk "$what" -e "$o" -o "$work/explained" $what
-done
-on_full_disk 'training' "${TINY[@]}" -x 2 -o "$work/quiet"
-[ -s "$work/quiet/ckpt/00000002/model.safetensors" ] || fail 'standard output on a full disk: training' 'nothing was saved'
-on_full_disk 'a loss that is not finite' -3 'step [23]: loss' "${TINY[@]}" -l 1e38 -x 4 -o ''
-
-# ---------------------------------------------------------------------------------------------------------
-# Memory
+on_full_disk 1 "$unwritten" "${TINY[@]}" -x 2 -o "$work/quiet"
+[ -s "$work/quiet/ckpt/00000002/model.safetensors" ] || fail 'training on a full disk' 'nothing was saved'
+on_full_disk 3 'step [23]: loss' "${TINY[@]}" -l 1e38 -x 4 -o ''
 
 if is_sanitized; then
     skip 'too little memory' 'AddressSanitizer reserves more than any limit allows'
@@ -62,11 +66,7 @@ within() { # KIB PROGRAM FLAG...
 large=L=8,C=512,NH=8,V=512,T=16
 within 320000 "$PROGRAM" -e $large -x 1 -o "$box/new"
 verdict 'too little memory to train' "$(ended_with_error 2 'needs [0-9.]+ MiB, but [0-9.]+ MiB are available.*-r 2')"
+[ "$before" = "$(listing "$box")" ] || fail 'too little memory' 'files were created or changed'
 within 320000 "$(use_program)" -e $large --evaluate 1 -m 1
 verdict '... and enough for --evaluate 1' "$(ended_with 0)"
-within 58000 "$PROGRAM" -x 1 -v 0 -s 0 -o "$box/new"
-if [ $status -eq 0 ] || [ $status -eq 127 ]; then
-    skip 'an allocation fails' 'the limit is not between plan and process here'
-else verdict 'an allocation fails' "$(ended_with_error 1 'out of memory: ')"; fi
-[ "$before" = "$(listing "$box")" ] || fail 'too little memory' 'files were created or changed'
 finish

@@ -73,81 +73,77 @@ def seal(folder):
     write(os.path.join(folder, "manifest.json"), (text + '"crc32": "%08x"}\n' % zlib.crc32(text.encode())).encode())
 
 
-def edit_tensors(folder, command, words):
-    first = words[0] if words else ""
+def shard(folder, tensors):
+    names, path = list(tensors), os.path.join(folder, "model.safetensors")
+    parts = {"model-00001-of-00002.safetensors": names[1::2], "model-00002-of-00002.safetensors": names[::2]}
+    for name, part in parts.items():
+        save(os.path.join(folder, name), {k: tensors[k] for k in part})
+    index = {"metadata": {}, "weight_map": {k: name for name, part in parts.items() for k in part}}
+    write(path + ".index.json", json.dumps(index).encode())
+    os.remove(path)
+
+
+def edit_tensors(folder, command, first="", *words):
     path = os.path.join(folder, ("optimizer" if first[:2] in ("m.", "v.") else "model") + ".safetensors")
-    tensors = load(path)
+    tensors, aliases = load(path), {}
     if command == "shard":
-        names = list(tensors)
-        parts = {"model-00001-of-00002.safetensors": names[1::2], "model-00002-of-00002.safetensors": names[::2]}
-        for name, part in parts.items():
-            save(os.path.join(folder, name), {k: tensors[k] for k in part})
-        index = {"metadata": {}, "weight_map": {k: name for name, part in parts.items() for k in part}}
-        write(path + ".index.json", json.dumps(index).encode())
-        os.remove(path)
+        shard(folder, tensors)
         return
     if command == "prefix":
-        save(path, {first + name: tensor for name, tensor in tensors.items()})
-        return
-    if command == "save_model":
-        tensors[words[1]] = tensors.pop(first)
-        save(path, tensors, **{first: words[1]})
-        return
-    dtype, shape, raw = tensors[first]
-    values = array.array("f", raw)
-    if command == "set" and words[1] == "all":
-        values = array.array("f", [float(words[2])] * len(values))
-    elif command == "set":
-        values[int(words[1])] = float(words[2])
-    elif command in ("copy", "scale"):
-        values = array.array("f", [float(words[-1]) * x for x in values])
-    tensors[words[1] if command == "copy" else first] = (dtype, shape, values.tobytes())
-    save(path, tensors)
+        tensors = {first + name: tensor for name, tensor in tensors.items()}
+    elif command == "save_model":
+        tensors[words[0]], aliases = tensors.pop(first), {first: words[0]}
+    else:
+        dtype, shape, raw = tensors[first]
+        values = array.array("f", raw)
+        if command == "set":
+            for i in range(len(values)) if words[0] == "all" else [int(words[0])]:
+                values[i] = float(words[1])
+        else:  # copy and scale
+            values = array.array("f", [float(words[-1]) * x for x in values])
+        tensors[words[0] if command == "copy" else first] = (dtype, shape, values.tobytes())
+    save(path, tensors, **aliases)
+
+
+def fifo(path):
+    write(path, b"")
+    os.remove(path)
+    os.mkfifo(path)
+
+
+# What becomes of a file's bytes.
+CHANGES = {
+    "key": lambda old, key, value: json.dumps({**json.loads(old), key: json.loads(value)}).encode(),
+    "sub": lambda old, pattern, new: re.sub(pattern.encode(), octets(new), old, count=1, flags=re.S),
+    "cut": lambda old, n: old[: int(n)],
+    "put": lambda old, text: octets(text),
+    "append": lambda old, text: old + octets(text),
+    "int": lambda old, place, value: old[: int(place)] + struct.pack("<I", int(value)) + old[int(place) + 4 :],
+    "flip": lambda old, place: bytes(x ^ (i == int(place) % len(old)) for i, x in enumerate(old)),
+}
+PLACES = {
+    "seal": lambda folder, at=".": seal(os.path.join(folder, at)),
+    "in": lambda folder, at, *words: edit(os.path.join(folder, at), *words),
+    "link": lambda folder, target, at: os.symlink(target, os.path.join(folder, at)),
+    "move": lambda folder, at, new: os.replace(os.path.join(folder, at), os.path.join(folder, new)),
+    "copy-file": lambda folder, at, new: write(os.path.join(folder, new), read(os.path.join(folder, at))),
+    "fifo": lambda folder, at: fifo(os.path.join(folder, at)),
+    "gone": lambda folder, at: (shutil.rmtree if os.path.isdir(f"{folder}/{at}") else os.remove)(f"{folder}/{at}"),
+}
 
 
 def edit(folder, command, *words):
-    if command in ("set", "copy", "scale", "shard", "prefix", "save_model"):
-        edit_tensors(folder, command, words)
-        return
-    if command == "seal":
-        seal(os.path.join(folder, *words))
-        return
-    if command == "in":
-        edit(os.path.join(folder, words[0]), *words[1:])
-        return
-    if command == "link":
-        os.symlink(words[0], os.path.join(folder, words[1]))
-        return
-    path, rest = os.path.join(folder, words[0]), words[1:]
-    old = read(path) if os.path.isfile(path) else b""
-    if command == "key":
-        write(path, json.dumps({**json.loads(old), rest[0]: json.loads(rest[1])}).encode())
-    elif command == "sub":
-        new = re.sub(rest[0].encode(), octets(rest[1]), old, count=1, flags=re.S)
-        if new == old:
+    if command in PLACES:
+        PLACES[command](folder, *words)
+    elif command in CHANGES:
+        path = os.path.join(folder, words[0])
+        old = read(path) if os.path.isfile(path) else b""
+        new = CHANGES[command](old, *words[1:])
+        if new == old and command == "sub":
             sys.exit(f"error: edit sub {words}: nothing was changed")
         write(path, new)
-    elif command == "cut":
-        write(path, old[: int(rest[0])])
-    elif command in ("put", "append"):
-        write(path, (old if command == "append" else b"") + octets(rest[0]))
-    elif command == "int":
-        write(path, old[: int(rest[0])] + struct.pack("<I", int(rest[1])) + old[int(rest[0]) + 4 :])
-    elif command == "flip":
-        at = int(rest[0]) % len(old)
-        write(path, old[:at] + bytes([old[at] ^ 1]) + old[at + 1 :])
-    elif command == "move":
-        os.replace(path, os.path.join(folder, rest[0]))
-    elif command == "copy-file":
-        write(os.path.join(folder, rest[0]), old)
-    elif command == "fifo":
-        write(path, b"")
-        os.remove(path)
-        os.mkfifo(path)
-    elif command == "gone":
-        shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
     else:
-        sys.exit(f"error: edit has no command {command}")
+        edit_tensors(folder, command, *words)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
     dev/test/equal.py TRAINER [GROUP [ROW]]        from the repository's root, for example ./train_gpt2 resume
 
 A row is a line "NAME: HOW" and below it, indented, runs (their form: dev/test/runs.py). Each is compared with the first
-one, and is a case of its own. HOW:
+one, and is a case of its own. If the first line has {} in it, each run is compared with that line, in which {} is the
+run. HOW:
 
-    bits [WHAT...]           WHAT are the same bytes (default: weights state log)
+    bits [WHAT...]           WHAT are the same bytes (default: all that is marked *, as far as the first run has it)
     near TOLERANCE WHAT...   numbers differ by at most TOLERANCE against max(1, |first run's|), for the reason beside it
     other WHAT...            WHAT differ: without that, rows of "bits" would prove nothing
     mean TOLERANCE COUNT... WHAT   the first run's mean of WHAT is that of the others, of which each counts COUNT
@@ -16,13 +17,14 @@ one, and is a case of its own. HOW:
 Behind a run, each "-> PATTERN" is what its output, its log, its newest trainer.json or its names ("ckpt: " and those in
 OUT/ckpt, "files: " and all below OUT, "lr: " and the rates of all steps) must contain, "-> ! PATTERN" what they must
 not. A line on stderr fails that no pattern matches. $defaults stands for all flags that a run does not name, at their
-defaults. The group flags fails for a flag of --help that none of its lines names.
+defaults. The group flags fails for a flag of --help that no row of "other" or "shows" and no line "elsewhere" names.
 
-WHAT: weights (OUT's model), state (all tensors of the newest checkpoint), log (log.jsonl without times and scales), a
-key of log.jsonl such as val_loss, scales (of the loss), fp8 (scales and largest elements), average (OUT/ema), card
-(README.md), hashes (of the weights, when checkpoints are written), said (the losses of --evaluate), plan (of memory),
-stdout. "make NAME = RUNS" makes a model that rows may name. The groups graph and flags_gpu are for a GPU's trainer,
-graph also for one that the emulator runs. They run on request.
+WHAT: weights* (OUT's model), state* (all tensors of the newest checkpoint), log* (log.jsonl without times and scales),
+a key of log.jsonl such as val_loss, scales* (of the loss), fp8* (scales and largest elements), average* (OUT/ema),
+hashes (of the weights, when checkpoints are written), said (the losses of --evaluate), plan (of memory), stdout.
+
+"make NAME = RUNS" makes a model that rows may name. The groups graph and flags_gpu are for a GPU's trainer, graph also
+for one that the emulator runs. They run on request.
 
 Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 """
@@ -34,9 +36,11 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from runs import Cases, Runs, flags_of, numbers, put_files, read_table, tensors  # noqa: E402
+from runs import Runs, case, flags_of, numbers, put_files, read_table, tensors  # noqa: E402
+from verdicts import finish  # noqa: E402
 
 ALWAYS = ("resume", "ranks", "late", "losses", "flags")
+TENSORS, TEXTS = ("weights", "state", "average"), ("log", "scales", "fp8")
 TIMES = re.compile(r', "(ms|tok_s|mfu|seq_s|joules|mhz|loss_scale)": [^,}]+')
 
 
@@ -61,8 +65,6 @@ def text_of(folder, what):
         return [TIMES.sub("", line) for line in kept]
     if what == "fp8":
         return re.findall(r'"fp8": "[0-9a-f]+"', "".join(lines(folder, newest(folder) + "/trainer.json")))
-    if what == "card":
-        return lines(folder, "out/README.md")
     if what in ("said", "plan", "stdout"):
         pattern = {"said": "^val loss ([^ ]+)", "plan": "^memory plan: [^;]*", "stdout": ".*"}[what]
         return re.findall(pattern, "\n".join(lines(folder, "stdout")), re.M)
@@ -72,11 +74,9 @@ def text_of(folder, what):
 
 def tensors_of(folder, what):
     """A thing of a run that is tensors, by their names."""
-    if what == "state":
-        at = newest(folder)
-        files = sorted(n for n in os.listdir(at) if n.endswith(".safetensors"))
-        return {f"{n}: {k}": v for n in files for k, v in tensors(os.path.join(at, n)).items()}
-    return tensors(os.path.join(folder, "out", *(["ema"] if what == "average" else []), "model.safetensors"))
+    at = newest(folder) if what == "state" else os.path.join(folder, "out", *(["ema"] if what == "average" else []))
+    files = sorted(n for n in os.listdir(at) if n.endswith(".safetensors")) if os.path.isdir(at) else []
+    return {f"{n}: {k}": v for n in files for k, v in tensors(os.path.join(at, n)).items()}
 
 
 def is_far(x, y, tolerance):
@@ -85,7 +85,7 @@ def is_far(x, y, tolerance):
 
 def difference(first, second, what, tolerance):
     """Where WHAT of two folders differs, with both values, or nothing; a tolerance of None asks for the same bits."""
-    if what not in ("weights", "state", "average"):
+    if what not in TENSORS:
         a, b = text_of(first, what), text_of(second, what)
         if not a or len(a) != len(b):
             return f"{what}: {len(a)} lines against {len(b)}"
@@ -95,7 +95,7 @@ def difference(first, second, what, tolerance):
                 return f"{what}, line {i + 1}, from character {at + 1}: {x[at : at + 80]} against {y[at : at + 80]}"
         return ""
     a, b = tensors_of(first, what), tensors_of(second, what)
-    if a.keys() != b.keys():
+    if not a or a.keys() != b.keys():
         return f"{what}: tensors {sorted(a.keys() ^ b.keys())[:3]} are in one of them"
     for name in a:
         if a[name] == b[name]:
@@ -120,7 +120,7 @@ def untidy(folder):
     left = re.search(r"\S*safetensors\S*\.tmp", names_below(out))
     if left:
         return f"left behind: {left[0]}"
-    if at and tensors_of(folder, "weights") != tensors(at + "/model.safetensors"):
+    if at and tensors(out + "/model.safetensors") != tensors(at + "/model.safetensors"):
         return "OUT does not show the newest model"
     vocabulary = lambda place: {n for n in os.listdir(place) if n.startswith(("vocab", "merges", "token"))}
     if os.path.isdir(out + "/ema") and vocabulary(out) != vocabulary(out + "/ema"):
@@ -161,15 +161,23 @@ def compared(how, folders):
         due = sum(n * x for n, x in zip(counts, means[1:])) / sum(counts)
         return f"{means[0]} is not the mean, {due}" if is_far(means[0], due, float(words[0])) else ""
     tolerance = float(words[0]) if kind == "near" else None
-    what = words[1 if kind == "near" else 0 :] or ["weights", "state", "log"]
+    what = words[1 if kind == "near" else 0 :] or [w for w in TENSORS if tensors_of(folders[0], w)]
+    what += [] if words else [w for w in TEXTS if text_of(folders[0], w)]
     found = [d for d in (difference(folders[0], folders[-1], w, tolerance) for w in what if len(folders) > 1) if d]
     if kind == "other":
-        return "" if found or len(folders) == 1 else f"{', '.join(what)} are the same"
+        return "" if len(found) == len(what) or len(folders) == 1 else f"of {what} some are the same"
     return found[0] if found else ""
 
 
 def chains(how, texts):
-    """The runs of each case of a row."""
+    """The runs of each case of a row, as pairs of the line and the text."""
+    first = texts[0][1]
+    if "{}" in first:
+        parts = [(line, *text.partition(" -> ")) for line, text in texts[1:]]
+        first, patterns = first.partition(" -> ")[::2]
+        patterns = f" -> {patterns}" if patterns else ""
+        last = lambda run, more: first.replace("{}", run) + patterns + more
+        return [[(line, run), (line, last(run, arrow + own))] for line, run, arrow, own in parts]
     if how.split()[0] in ("shows", "varied"):
         return [[text] for text in texts]
     return [texts] if how.startswith("mean") else [[texts[0], text] for text in texts[1:]]
@@ -200,30 +208,28 @@ def with_defaults(runs, text):
     return text.replace("$defaults", " ".join(f"{row[1]}={row[2]}" for row in flags if is_given(*row[1:3])))
 
 
-def check_names(runs, cases, typed):
-    """Count a case for each program: do the lines of the group flags name all of its flags?"""
-    shared = {row[1] for row in flags_of(runs, "")}
-    for mark in ["", "[use]"] + ["[tune]"] * (runs.trainer == "bert"):
-        its = [line for line in typed if (mark in line if mark else "[use]" not in line)]
-        named = {word for line in its for word in line.split()} | {"--output"}
-        named |= shared if mark == "[tune]" else set()
+def check_names(runs, named):
+    """Count a case for each program: are all of its flags among the words NAMED?"""
+    for mark in ["", "[use] "] + ["[tune] "] * (runs.trainer == "bert"):
         left = [row[1] for row in flags_of(runs, mark) if not named & set(row[:2])]
-        cases.case("FAIL" if left else "ok", f"all flags {mark}", f"no line names {' '.join(left)}" if left else "")
+        case("FAIL" if left else "ok", f"all flags {mark}", f"no row shows {' '.join(left)}" if left else "")
 
 
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    runs, cases, chosen = Runs(sys.argv[1]), Cases(), sys.argv[2:]
-    rows, made = [], []
+    runs, chosen = Runs(sys.argv[1]), sys.argv[2:]
+    rows, made, named = [], [], {"--output"}
     for group, line, text in read_table("equal.txt", runs.trainer):
         if text.startswith("make "):
             made.append((group, *(part.strip() for part in text[5:].split("=", 1))))
+        elif text.startswith("elsewhere "):
+            named.update(re.findall(r"--[a-z-]+", text))
         elif text[0] != " ":
             rows.append((group, *(part.strip() for part in text.rsplit(": ", 1)), []))
         else:
             rows[-1][3].append((line, text.strip()))
-    typed = [line for row in rows if row[0].startswith("flags") for line, _ in row[3]]
+    named.update(w for *_, how, texts in rows if how[:5] in ("other", "shows") for _, t in texts for w in t.split())
     is_chosen = lambda row: row[0] == chosen[0] and chosen[1:] in ([], [row[1]]) if chosen else row[0] in ALWAYS
     rows = [row for row in rows if is_chosen(row)]
     if not rows:
@@ -233,19 +239,19 @@ def main():
         for group, name, text in made:
             why = runs.make(name, text) if group in [row[0] for row in rows] else ""
             if why:
-                cases.case("FAIL", f"the model {name}", why)
+                case("FAIL", f"the model {name}", why)
         if chosen == ["flags"]:
-            check_names(runs, cases, typed)
+            check_names(runs, named)
         for group, name, how, texts in rows:
             for chain in chains(how, texts):
                 kind, why = judge(runs, how, [with_defaults(runs, text) for _, text in chain])
                 again = "".join(f"\n     {runs.repeat(text.partition(' -> ')[0])}" for _, text in chain)
                 again += "\n     " + shlex.join([sys.argv[0], sys.argv[1], group, name])
-                cases.case(kind, f"{name}: {chain[-1][0]}", why + (again if kind == "FAIL" else ""))
+                case(kind, f"{name}: {chain[-1][0]}", why + (again if kind == "FAIL" else ""))
     finally:
         runs.remove()
-    return cases.finish()
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -38,24 +38,21 @@ static struct {
     int put, done;              // counted from the start
 } late;
 
-static inline void late_put(LateTask task) {
+static inline void late_put(LateKind kind, Collectives* c, void* values, size_t n, ReduceType type, int root) {
     CHECK(late.put - late.done < LATE_MOST);
-    late.tasks[late.put++ % LATE_MOST] = task;
+    late.tasks[late.put++ % LATE_MOST] = (LateTask){kind, c, values, n, type, root};
 }
 
 static inline void all_reduce(Collectives* c, void* values, size_t n, ReduceType type) {
-    LateTask task = {LATE_ALL_REDUCE, c, values, n, type, 0};
-    late_put(task);
+    late_put(LATE_ALL_REDUCE, c, values, n, type, 0);
 }
 
 static inline void reduce(Collectives* c, void* values, size_t n, ReduceType type, int root) {
-    LateTask task = {LATE_REDUCE, c, values, n, type, root};
-    late_put(task);
+    late_put(LATE_REDUCE, c, values, n, type, root);
 }
 
 static inline void broadcast(Collectives* c, void* bytes, size_t n, int root) {
-    LateTask task = {LATE_BROADCAST, c, bytes, n, SUM_REAL, root};
-    late_put(task);
+    late_put(LATE_BROADCAST, c, bytes, n, SUM_REAL, root);
 }
 
 // The CPU's event is an int that nobody reads: here, how many tasks were enqueued before it.

@@ -22,22 +22,12 @@ import re
 import shlex
 import shutil
 import sys
-import threading
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from edit import edit  # noqa: E402
-from runs import Cases, Runs, flags_of, put_files, read_table  # noqa: E402
-
-
-class SharedCases(Cases):
-    """Counted by several threads."""
-
-    lock = threading.Lock()
-
-    def case(self, kind, name, why=""):
-        with self.lock:
-            super().case(kind, name, why)
+from runs import Runs, case, flags_of, put_files, read_table  # noqa: E402
+from verdicts import finish  # noqa: E402
 
 
 def listing(folder, status):
@@ -85,11 +75,11 @@ def wrong_line(runs, result, status, pattern):
     return "" if re.search(pattern, found[0]) else f"'{found[0]}' does not match '{pattern}'"
 
 
-def refusal(runs, cases, name, run, status, pattern, again):
+def refusal(runs, name, run, status, pattern, again):
     """Count the case of one run in the folder of files."""
     words, missing = runs.command(run)
     if missing:
-        cases.case("skip", name, missing)
+        case("skip", name, missing)
         return
     words += [] if re.search(r"(^| )(-o|--output)", run) else ["-o", "new"]
     before = listing(runs.files, status)
@@ -98,7 +88,7 @@ def refusal(runs, cases, name, run, status, pattern, again):
     if (status != 0 or "unchanged" in pattern) and before != listing(runs.files, status):
         why = why or "files were created or changed"
     shutil.rmtree(os.path.join(runs.files, "new"), ignore_errors=True)
-    cases.case("FAIL" if why else "ok", name, f"{why}\n     {shlex.join(words)}\n     {again}" if why else "")
+    case("FAIL" if why else "ok", name, f"{why}\n     {shlex.join(words)}\n     {again}" if why else "")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -132,17 +122,17 @@ def cases_of(short, long, allowed):
         yield [long, above], f"{name}: '{above}' .*{words}"
 
 
-def generated(runs, cases, which, only, again):
+def generated(runs, which, only, again):
     """The cases of one program's flags."""
     mark = f"[{which}] " if which else ""
     rows = list(flags_of(runs, mark))
     if len(rows) < 30:
-        cases.case("FAIL", f"the flags of {which or 'the trainer'} in --help", f"{len(rows)} were found")
+        case("FAIL", f"the flags of {which or 'the trainer'} in --help", f"{len(rows)} were found")
     for short, long, _, allowed in rows:
         for arguments, pattern in cases_of(short, long, allowed):
             run = mark + shlex.join(arguments)
             if only in ("", run):
-                refusal(runs, cases, run, run, 2, pattern, again + shlex.quote(run))
+                refusal(runs, run, run, 2, pattern, again + shlex.quote(run))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -157,14 +147,14 @@ def put_changed(runs, name, field):
         edit(os.path.join(runs.files, name), *shlex.split(command))
 
 
-def run_rows(runs, cases, rows, only, again):
+def run_rows(runs, rows, only, again):
     last = ""
     for line, text in rows:
         if text.startswith("make "):
             name, made = (part.strip() for part in text[5:].split("=", 1))
             why = put_changed(runs, name, made) if re.match(r"\w+:", made) else runs.make(name, made)
             if why:
-                cases.case("skip" if "mpirun" in why else "FAIL", f"the model {name}", why)
+                case("skip" if "mpirun" in why else "FAIL", f"the model {name}", why)
             continue
         run, expected, *edits = (part.strip() for part in text.split(" | "))
         status, _, pattern = expected.partition(" ")
@@ -174,13 +164,13 @@ def run_rows(runs, cases, rows, only, again):
         shutil.rmtree(os.path.join(runs.files, "changed"), ignore_errors=True)
         for field in edits:
             put_changed(runs, "changed", field)
-        refusal(runs, cases, line, run, int(status), pattern, again + shlex.quote(line))
+        refusal(runs, line, run, int(status), pattern, again + shlex.quote(line))
 
 
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    cases, (group_only, only) = SharedCases(), (sys.argv[2:] + ["", ""])[:2]
+    group_only, only = (sys.argv[2:] + ["", ""])[:2]
     trainer = "bert" if "bert" in os.path.basename(sys.argv[1]) else "gpt2"
     groups = {}
     for group, line, text in read_table("refuse.txt", trainer):
@@ -191,9 +181,9 @@ def main():
         try:
             put_files(runs)
             if group in groups:
-                run_rows(runs, cases, groups[group], only, again)
+                run_rows(runs, groups[group], only, again)
             else:
-                generated(runs, cases, group.partition(" ")[2], only, again)
+                generated(runs, group.partition(" ")[2], only, again)
         finally:
             runs.remove()
 
@@ -201,8 +191,8 @@ def main():
     chosen = [name for name in names if group_only in ("", name)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:  # each group has files of its own
         list(pool.map(run_group, chosen))
-    return cases.finish()
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -21,29 +21,19 @@ import struct
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple
 
 from edit import edit
 from edit import load as tensors  # noqa: F401
+from verdicts import CORPUS, ROOT, skip, verdict
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-CORPUS = os.path.join(ROOT, "build", "test_corpus", "builtin")
 PROGRAMS = {"use": ("train_", "use_"), "tune": ("train_", "finetune_")}
 LIMIT = 120  # seconds of a run; 600 with sanitizers
 
 
-class Cases:
-    """Counts cases, as the shell tests do."""
-
-    def __init__(self):
-        self.count = {"ok": 0, "FAIL": 0, "skip": 0}
-
-    def case(self, kind, name, why=""):
-        self.count[kind] += 1
-        print(f"{kind:4} {name}" + (f": {why}" if why else ""), flush=True)
-
-    def finish(self):
-        print("{ok} passed, {FAIL} failed, {skip} skipped".format(**self.count))
-        return 1 if self.count["FAIL"] else 0
+def case(kind, name, why=""):
+    """Count a case of KIND ok, FAIL or skip."""
+    (skip if kind == "skip" else verdict)(name, why)
 
 
 def read_table(name, trainer):
@@ -72,9 +62,10 @@ def output_of(*command):
     return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout if found else ""
 
 
-class Result:
-    def __init__(self, status, stdout, stderr):
-        self.status, self.stdout, self.stderr = status, stdout, stderr
+class Result(NamedTuple):
+    status: int
+    stdout: str
+    stderr: str
 
     def wrong(self, status=0):
         """Why the run did not end as it should, or nothing."""
@@ -100,10 +91,7 @@ class Runs:
         self.work = tempfile.mkdtemp(prefix="runs.")
         self.files, self.folders = os.path.join(self.work, "files"), {}
         shutil.copytree(CORPUS, os.path.join(self.files, "data", "builtin"))
-        self.environment = dict(os.environ)
-        self.environment.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", LC_ALL="C")
-        self.environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-        self.environment.update(OMPI_MCA_mpi_yield_when_idle="1")
+        self.environment = {**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1", "LC_ALL": "C"}
         if self.is_sanitized:
             options = f"suppressions={ROOT}/dev/test/mpi.supp:fast_unwind_on_malloc=0:print_suppressions=0"
             self.environment["LSAN_OPTIONS"] = options
@@ -118,8 +106,8 @@ class Runs:
 
     def command(self, run):
         """A run's words for the shell, and what keeps it from running here, or nothing."""
-        where, flags = re.match(r"(?:\[(.*?)\] *)?(.*)", run.strip()).groups()
-        words, program, missing = (where or "").split(), self.program, ""
+        where, flags = re.match(r"((?:\[.*?\] *)*)(.*)", run.strip()).groups()
+        words, program, missing = re.findall(r"[a-z0-9]+", where), self.program, ""
         folder, name = os.path.split(program)
         for word in words:
             if word in PROGRAMS:

@@ -5,10 +5,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CORPUS = os.path.join(ROOT, "build", "test_corpus", "builtin")
-counts = {"passed": 0, "failed": 0, "skipped": 0}
+counts, lock = {"passed": 0, "failed": 0, "skipped": 0}, threading.Lock()
 # One thread, and none that spins; several ranks on one core.
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", LC_ALL="C.UTF-8")
 os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
@@ -16,7 +17,8 @@ os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"
 
 def verdict(name, why=""):
     """Count a case, which is good where `why` is empty."""
-    counts["failed" if why else "passed"] += 1
+    with lock:
+        counts["failed" if why else "passed"] += 1
     print(f"FAIL {name}: {why}" if why else f"ok   {name}", flush=True)
 
 
