@@ -94,10 +94,7 @@ static void program_open(Program* p, int argc, char** argv) {
     run_find_model(r, "", "");
     BertConfig c = bert_config_of_run(r, &t->mlm, &t->data.words);
     embed_check_model(&p->text, r->weights, r->group.size);
-    if (explains && r->checkpoint && c.next)
-        die(USAGE,
-            "--explain and -y 1: a run with next-sentence prediction, which is not shown; give its model with -e");
-    if (explains) c.next = 0;
+    if (explains) explain_mlm_without_next(&c.next, r);
     int T = run_sequence_length(r, c.T);
     if (explains) T = explain_mlm_open(&p->explanation, &p->explain, r, &t->data.words, c.V, T);
     MlmRecipe recipe = {.max_predictions = explains ? p->explain.predictions : *p->text.fill ? T : 1, .pack = 1};

@@ -209,7 +209,7 @@ static inline void task_data_open(TaskData* data, const TaskSettings* s, const c
         predictions_refuse_input("--predictions", s->predictions, val);
         predictions_check("--predictions", s->predictions, data->task == TASK_ANSWER ? "{\n\"" : start);
     }
-    mlm_check_texts(words, V, "--task");
+    examples_check_texts(words, V, "--task");
     if (T < TASK_MIN_LENGTH) die(USAGE, "-t %d: a task needs sequences of at least %d tokens", T, (int)TASK_MIN_LENGTH);
     if (data->names.count != labels) label_names_free(&data->names);
     if (data->task == TASK_CLASSIFY && train && !data->names.count) labelled_find_names(&data->names, train, labels);

@@ -65,7 +65,7 @@ static inline Embedding embed_open(const MlmTextSettings* settings, const WordPi
     size_t lines = 0;
     memset(&e, 0, sizeof e);
     e.settings = settings, e.words = words, e.B = B, e.T = T, e.C = C;
-    mlm_check_texts(words, V, "--embed");
+    examples_check_texts(words, V, "--embed");
     if (T < 2) die(USAGE, "-t %d: a sequence of --embed has at least 2 tokens, [CLS] and [SEP]", T);
     e.text = read_file(settings->embed, SIZE_MAX, &e.size, USAGE);
     for (size_t i = 0; i < e.size; i++) lines += e.text[i] == '\n' || i + 1 == e.size;

@@ -19,6 +19,14 @@ static inline int explain_mlm_label(const WordPiece* words, const char* label, s
     return id;
 }
 
+// Leave the next-sentence head out: it is not shown. A checkpoint has its moments too, so its model has the head.
+static inline void explain_mlm_without_next(int* next, const Run* r) {
+    if (r->checkpoint && *next)
+        die(USAGE,
+            "--explain and -y 1: a run with next-sentence prediction, which is not shown; give its model with -e");
+    *next = 0;
+}
+
 // Append the tokens of a text to `ids` and, for each of its masks, the label or -1 to `labels`.
 static inline void explain_mlm_encode(TokenIds* ids, TokenIds* labels, const WordPiece* words, const char* text,
                                       size_t length) {
@@ -49,7 +57,7 @@ static inline int explain_mlm_open(Explanation* e, ExplainSettings* s, Run* r, c
     size_t length;
     char* text = explain_read_text(s, &length);
     explain_check_model(e, s, r);
-    mlm_check_texts(words, V, "--explain");
+    examples_check_texts(words, V, "--explain");
     token_ids_add(&ids, words->cls);
     explain_mlm_encode(&ids, &labels, words, text, length);
     if (ids.count > (size_t)most)

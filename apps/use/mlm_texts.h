@@ -56,7 +56,7 @@ static inline void mlm_text_batch(MlmBatch* b, const int* tokens, int n) {
 // Make `text`, which contains [MASK], the only sequence of a batch with room for T tokens. Its masks have no targets.
 static inline void fill_text_batch(MlmBatch* b, const WordPiece* words, const char* text, int T, int V) {
     TokenIds ids = {NULL, 0, 0, 0, NULL};
-    mlm_check_texts(words, V, "--fill");
+    examples_check_texts(words, V, "--fill");
     token_ids_add(&ids, words->cls);
     wordpiece_encode(&ids, words, text, strlen(text));
     token_ids_add(&ids, words->sep);

@@ -6,6 +6,8 @@
 
 // Its loss on a target after the n tokens before it, an integer, so that ties happen, or NaN for one in 100. Whether it
 // finds the target likeliest.
+static int number(const char* text) { return (int)strtol(text, NULL, 10); }
+
 static real model(const int* tokens, int n, int target, int* is_right) {
     uint32_t u = 0;
     for (int i = 0; i <= n; i++) u = u * 31 + (uint32_t)(i < n ? tokens[i] : target);
@@ -43,11 +45,11 @@ static void evaluate_share(MultipleChoiceEvaluation* e) {
 int main(int argc, char** argv) {
     MultipleChoice c;
     if (argc != 3 && argc != 6) die(USAGE, "usage: the first lines of dev/test/choices.c show it");
-    multiple_choice_open(&c, argv[1], atoi(argv[2]));
+    multiple_choice_open(&c, argv[1], number(argv[2]));
     MultipleChoiceSums sums = {0, 0, 0, 0, 0};
-    for (int rank = 0, ranks = argc == 6 ? atoi(argv[5]) : 0; rank < ranks; rank++) {
+    for (int rank = 0, ranks = argc == 6 ? number(argv[5]) : 0; rank < ranks; rank++) {
         MultipleChoiceEvaluation e;
-        multiple_choice_begin(&e, &c, atoi(argv[3]), atoi(argv[4]), rank, ranks);
+        multiple_choice_begin(&e, &c, number(argv[3]), number(argv[4]), rank, ranks);
         evaluate_share(&e);
         sums.examples += e.sums.examples, sums.correct += e.sums.correct, sums.correct_norm += e.sums.correct_norm;
         sums.cloze_loss += e.sums.cloze_loss, sums.not_finite += e.sums.not_finite;

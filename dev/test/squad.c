@@ -10,6 +10,8 @@
 
 enum { MOST_QUESTION = 16, MOST_ANSWER = 6 };
 
+static int number(const char* text) { return (int)strtol(text, NULL, 10); }
+
 static void show_windows(const Squad* s, const Examples* e) {
     for (int i = 0; i < e->count; i++) {
         const SquadParagraph* p = &s->paragraph[s->question[e->group[i]].paragraph];
@@ -56,7 +58,8 @@ int main(int argc, char** argv) {
     if (argc < 7) die(USAGE, "usage: the first lines of dev/test/squad.c show it");
     if (wordpiece_open(&words, argv[2], CASE_OF_MODEL) != 0) die(USAGE, "%s: holds no vocab.txt", argv[2]);
     SquadUse use = strcmp(argv[6], "train") == 0 ? SQUAD_TRAIN : SQUAD_EVALUATE;
-    squad_open(&s, &e, argv[3], &words, (SquadSettings){atoi(argv[4]), atoi(argv[5]), MOST_QUESTION, MOST_ANSWER, use});
+    squad_open(&s, &e, argv[3], &words,
+               (SquadSettings){number(argv[4]), number(argv[5]), MOST_QUESTION, MOST_ANSWER, use});
     squad_warn(&s);
     if (argc == 7) show_windows(&s, &e);
     else show_answers(&s, &e, argv[6], argv[7]);

@@ -1,7 +1,7 @@
 /* Batches for masked-token prediction: pairs of segments (pairs.h), masked when a batch is built.
  *
- *   masks     min(max_predictions, max(1, round(mlm_mask_fraction() * length))) positions, never [CLS] or [SEP]; a half
- *             rounds to even. Of these, 80 % become [MASK], 10 % a token drawn from the whole vocabulary, 10 % stay
+ *   masks     min(max_predictions, max(1, round(fraction * length))) positions (mlm_masks), never [CLS] or [SEP]; a
+ *             half rounds to even. Of these, 80 % become [MASK], 10 % a token drawn from the whole vocabulary, 10 % stay
  *             unchanged
  *   words     with whole_words the tokens of a word are chosen together, and a word that would exceed the count is
  *   skipped; if only such words are left, the first of them supplies the missing tokens */
@@ -110,11 +110,10 @@ static inline void mlm_batch_append(MlmBatch* b, const int* tokens, uint32_t n, 
     }
 }
 
-// Mask this fraction of the sequence that begins at row `begin`. The [SEP] of its segments are at rows a_end and b_end.
-static inline void mlm_batch_mask(MlmBatch* b, const MlmData* data, double fraction, int begin, int a_end, int b_end,
+// Mask `wanted` tokens of the sequence that begins at row `begin`. The [SEP] of its segments are at rows a_end, b_end.
+static inline void mlm_batch_mask(MlmBatch* b, const MlmData* data, int wanted, int begin, int a_end, int b_end,
                                   MlmDraws* draws) {
     int length = b->rows - begin, words = 0;
-    int wanted = mlm_masks(&data->recipe, fraction, length, (int)mlm_special_tokens(data));
     MlmWord* word = (MlmWord*)xmalloc((size_t)length * sizeof(MlmWord));
     unsigned char* chosen = (unsigned char*)xcalloc((size_t)length, 1);
     int* tokens = b->tokens + begin;
@@ -163,7 +162,8 @@ static inline void mlm_batch_add(MlmBatch* b, const MlmData* data, uint64_t inde
         b_end = b->rows;
         mlm_batch_append(b, sep, 1, 1);
     }
-    mlm_batch_mask(b, data, mlm_mask_fraction(&data->recipe, index), begin, a_end, b_end, &masks);
+    int wanted = mlm_masks(&data->recipe, index, b->rows - begin, (int)mlm_special_tokens(data));
+    mlm_batch_mask(b, data, wanted, begin, a_end, b_end, &masks);
     mlm_batch_end(b, p.label);
 }
 

@@ -4,6 +4,7 @@
 #define LLMC_BERT_EXAMPLES_H
 
 #include "llmc/bert/batch_mlm.h"
+#include "llmc/text/room_words.h"
 
 typedef struct {
     int count;
@@ -155,6 +156,17 @@ static inline void predictions_write(const char* path, const Text* t) {
     Path temporary = path_of("%s.tmp", path);
     if (write_file(temporary.text, t->text, t->length) != 0 || rename_into_place(temporary.text, path) != 0)
         predictions_fail(temporary.text, path);
+}
+
+// End with USAGE unless the texts of `flag` can be encoded for a model of V tokens.
+static inline void examples_check_texts(const WordPiece* words, int V, const char* flag) {
+    if (words->size == 0)
+        die(USAGE,
+            "%s: there is no vocab.txt or tokenizer.json to encode texts with; put the model's into its directory",
+            flag);
+    if (words->size > V)
+        die(USAGE, "%s: the vocabulary has %d tokens, but the model %d; put the model's own into its directory", flag,
+            words->size, V);
 }
 
 #endif

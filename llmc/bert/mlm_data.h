@@ -28,13 +28,9 @@ typedef struct {
     size_t ints;  // capacity
 } MlmLoader;
 
-// Every array starts at a multiple of 16 bytes.
-static inline size_t mlm_loader_room(size_t n) { return round_up(n, 4); }
-
-// Device memory of a loader for micro-batches of these sizes, in ints.
+// Device memory of a loader for micro-batches of these sizes, in ints. Every array starts at a multiple of 16 bytes.
 static inline size_t mlm_loader_ints(int rows, int masked, int sequences) {
-    return 4 * mlm_loader_room((size_t)rows) + 2 * mlm_loader_room((size_t)masked) +
-           2 * mlm_loader_room((size_t)sequences + 1);
+    return 4 * round_up((size_t)rows, 4) + 2 * round_up((size_t)masked, 4) + 2 * round_up((size_t)sequences + 1, 4);
 }
 
 static inline void mlm_loader_open(MlmLoader* l, int rows, int masked, int sequences, Context* ctx) {
@@ -76,10 +72,10 @@ static inline MlmInput mlm_load(MlmLoader* l, const MlmBatch* b, Context* ctx) {
     int* host = (int*)staging_begin(&l->staging);
     size_t at = 0;
     for (size_t i = 0; i < COUNT_OF(parts); i++) {
-        CHECK(at + mlm_loader_room(parts[i].n) <= l->ints);
+        CHECK(at + round_up(parts[i].n, 4) <= l->ints);
         memcpy(host + at, parts[i].from, parts[i].n * sizeof(int));
         *parts[i].to = l->device + at;
-        at += mlm_loader_room(parts[i].n);
+        at += round_up(parts[i].n, 4);
     }
     device_upload(ctx, l->device, host, at * sizeof(int));
     staging_end(&l->staging, ctx);
@@ -175,17 +171,6 @@ static inline void mlm_check_words(const MlmData* data, const WordPiece* words) 
             "%s: was made with another vocabulary than this vocab.txt, though both have %d tokens; prepare the data "
             "with the model's own vocab.txt",
             data->text.files.shard[0].path, v->V);
-}
-
-// End with USAGE unless the texts of `flag` can be encoded for a model of V tokens.
-static inline void mlm_check_texts(const WordPiece* words, int V, const char* flag) {
-    if (words->size == 0)
-        die(USAGE,
-            "%s: there is no vocab.txt or tokenizer.json to encode texts with; put the model's into its directory",
-            flag);
-    if (words->size > V)
-        die(USAGE, "%s: the vocabulary has %d tokens, but the model %d; put the model's own into its directory", flag,
-            words->size, V);
 }
 
 static inline void mlm_source_close(MlmSource* source) {

@@ -139,9 +139,7 @@ static inline void mlm_run_open_data(Run* r, MlmSettings* m, MlmSource* source, 
     source->train.in_order = !r->settings.shuffle;
     run_check_data(r, mlm_fingerprint(&source->train), r->train_pattern);
     run_set_last(r, mlm_sequences(&source->train));
-    MlmRecipe* recipe = &source->train.recipe;
-    if (recipe->last_mask_fraction < recipe->mask_fraction)
-        recipe->fall_rows = (uint64_t)(r->last - 1) * (uint64_t)run_step_sequences(r);
+    source->train.recipe.fall_rows = (uint64_t)(r->last - 1) * (uint64_t)run_step_sequences(r);
     run_check_ranks(r, config, source->has_val, source->has_val ? mlm_fingerprint(&source->val) : 0);
 }
 

@@ -50,28 +50,19 @@ static inline int mlm_default_settings(Flag* table, int count) {
     return count;
 }
 
-// Read --mask-fraction, "A" or "A:B" with 1e-6 <= B <= A <= 1. Ends with USAGE if it is anything else.
+// Read --mask-fraction. Ends with USAGE if it is wrong.
 static inline void mlm_settings_fractions(const char* text, double* first, double* last) {
-    char copy[FLAG_TEXT_SIZE], error[FLAG_ERROR_SIZE];
-    Flag row = {NULL, "--mask-fraction", FLAG_REAL, first, NULL, 1e-6, 1};
-    snprintf(copy, sizeof copy, "%s", text);
-    char* colon = strchr(copy, ':');
-    if (colon) *colon = '\0';
-    int is_bad = flags_assign(&row, copy, error) != 0;
-    *last = is_bad ? 0 : *first;
-    row.value = last;
-    if (!is_bad && colon) is_bad = flags_assign(&row, colon + 1, error) != 0;
-    if (is_bad) die(USAGE, "%s", error);
-    if (*last > *first) die(USAGE, "--mask-fraction %s: the fraction rises; it may only fall, as in 0.3:0.15", text);
+    int end = 0, count = sscanf(text, "%lf%n:%lf%n", first, &end, last, &end);
+    if (count == 1) *last = *first;
+    if (count < 1 || text[end] || !(*last >= 1e-6 && *last <= *first && *first <= 1))
+        die(USAGE, "--mask-fraction %.80s: not a fraction of 1e-6..1, or two that fall, as 0.3:0.15", text);
 }
 
 // For sequences of T tokens. mlm_run_open_data() sets over how many rows the fraction falls.
 static inline MlmRecipe mlm_settings_recipe(const MlmSettings* s, int T) {
-    mlm_check_length(T);
     MlmRecipe recipe = {.whole_words = s->whole_words, .next_sentence = s->next_sentence, .pack = s->pack};
     mlm_settings_fractions(s->mask_fraction, &recipe.mask_fraction, &recipe.last_mask_fraction);
-    double most = fmax(recipe.mask_fraction, MLM_VAL_MASK_FRACTION);
-    recipe.max_predictions = min_int(max_int(1, (int)rint(most * T)), T);
+    recipe.max_predictions = max_int(1, (int)rint(fmax(recipe.mask_fraction, MLM_VAL_MASK_FRACTION) * T));
     recipe.short_fraction = s->short_fraction;
     return recipe;
 }

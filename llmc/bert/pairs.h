@@ -98,16 +98,11 @@ static inline uint32_t mlm_fill(const MlmData* data, uint64_t document, uint32_t
     return end;
 }
 
-// The fraction of tokens to mask in row `index`, counted over all epochs. It falls linearly, as in Ankner et al.,
-// "Dynamic Masking Rate Schedules for MLM Pretraining", 2023.
-static inline double mlm_mask_fraction(const MlmRecipe* r, uint64_t index) {
-    if (r->fall_rows == 0) return r->mask_fraction;
-    double done = index < r->fall_rows ? (double)index / (double)r->fall_rows : 1;
-    return r->mask_fraction + (r->last_mask_fraction - r->mask_fraction) * done;
-}
-
-// The number of masked positions in a sequence of `length` tokens.
-static inline int mlm_masks(const MlmRecipe* r, double fraction, int length, int special_tokens) {
+// The number of masked positions in a sequence of `length` tokens of row `index` over all epochs; the most are those of
+// row 0. The fraction falls linearly (Ankner et al., "Dynamic Masking Rate Schedules for MLM Pretraining", 2023).
+static inline int mlm_masks(const MlmRecipe* r, uint64_t index, int length, int special_tokens) {
+    double fallen = r->fall_rows == 0 ? 0 : index < r->fall_rows ? (double)index / (double)r->fall_rows : 1;
+    double fraction = r->mask_fraction + (r->last_mask_fraction - r->mask_fraction) * fallen;
     int wanted = max_int(1, (int)rint(fraction * length));
     return min_int(min_int(r->max_predictions, wanted), length - special_tokens);
 }
@@ -149,20 +144,19 @@ static inline void mlm_pack_rows(MlmData* data) {
         head[length] = (uint32_t)i;
     }
     int longest = data->T, special = (int)mlm_special_tokens(data);
-    const double fraction = data->recipe.mask_fraction;
     data->rows = 0;
     for (uint64_t used = 0; used < data->chunks; data->row_ends[data->rows++] = (uint32_t)used) {
         int room = data->T, masks = data->recipe.max_predictions;
         while (head[longest] == none) longest--;
         for (int length = longest, n = 0; n < data->recipe.pack && length >= MLM_MIN_LENGTH;) {
-            if (length > room || head[length] == none || mlm_masks(&data->recipe, fraction, length, special) > masks) {
+            if (length > room || head[length] == none || mlm_masks(&data->recipe, 0, length, special) > masks) {
                 length--;
                 continue;
             }
             data->order[used++] = head[length];
             head[length] = next[head[length]];
             room -= length;
-            masks -= mlm_masks(&data->recipe, fraction, length, special);
+            masks -= mlm_masks(&data->recipe, 0, length, special);
             n++;
         }
     }
