@@ -203,7 +203,7 @@ def check_trainer(trainer, work):
     done = run(trainer, *flags, *data, *sets, "-o", out)
     last = figures(done, r"step 120/120 \| ")
     verdict("-h 50 --choices", failure(done) or ("" if len(last) == 2 else done.stdout))
-    # On ranks: dev/test/exam.sh.
+    # On ranks: dev/test/exam.py.
     evaluate = (trainer.replace("train_gpt2", "use_gpt2"), "-e", out, "--evaluate", 1, "-m", 1, *sets)
     evaluate += ("-j", CORPUS + "/val.bin")
     for more in ("-b 4", "-b 1", "-b 64 --threads 2"):
