@@ -99,7 +99,6 @@ def export(model, *flags):
 def exported(name, model, *flags, kind="f32", **keys):
     """It is exported, and all of it is there; the file stays as OUT."""
     done = export(model, "--type", kind, *flags)
-    keys = {key.replace("__", "."): value for key, value in keys.items()}
     verdict(name, failure(done) or "; ".join(faults_of(f"{W}/{model}", kind, keys)))
     return done.stdout
 
@@ -126,9 +125,9 @@ def check_gpt2():
     exported("a head of its own, added tokens and rows without one, q8_0", model, kind="q8_0", **sizes)
     # A model tuned for chat: its template, in the settings or in a file of its own, and the token that ends an answer.
     chat = [("key", "tokenizer_config.json", *words) for words in (("chat_template", '"é"'), ("eos_token", '"e"'))]
-    exported("a chat template", edited("gpt2", *chat), tokenizer__chat_template="é")
+    exported("a chat template", edited("gpt2", *chat), **{"tokenizer.chat_template": "é"})
     alone = edited("gpt2", *chat, ("put", "chat_template.jinja", "{{ 1 }}\n{{ 2 }}\n"))
-    exported("... in a file of its own", alone, tokenizer__chat_template="{{ 1 }}\n{{ 2 }}")
+    exported("... in a file of its own", alone, **{"tokenizer.chat_template": "{{ 1 }}\n{{ 2 }}"})
     # The same file without tokenizer.json, of tensors with the names of a wrapper, a tied embedding that save_model()
     # stored under the head's name alone, and a buffer of attention as older transformers stored it.
     export("gpt2")
@@ -145,9 +144,9 @@ def check_bert():
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *("##" + c for c in letters)]
     write(W + "/bert/vocab.txt", "\n".join(words + ["the", "##ing", "é", "中", "#", "##"]) + "\n")
-    exported("BERT, f16", "bert", "--pool", "cls", kind="f16", bert__pooling_type=2)
+    exported("BERT, f16", "bert", "--pool", "cls", kind="f16", **{"bert.pooling_type": 2})
     lower = ("key", "tokenizer_config.json", "do_lower_case", "true")
-    said = exported("BERT, lower case, f32", edited("bert", lower), bert__pooling_type=1)
+    said = exported("BERT, lower case, f32", edited("bert", lower), **{"bert.pooling_type": 1})
     left = "no place for bert.pooler, cls.predictions, cls.seq_relationship; left out"
     holds("BERT: what is left out is named", left in said, said)
 

@@ -1,43 +1,24 @@
-"""A stand-in for mlflow, as wandb.py."""
-from types import SimpleNamespace
+"""A stand-in for mlflow, as wandb.py. It has the experiments that are asked for."""
+import json
+import os
+from types import SimpleNamespace as Object
 
-from wandb import calls, put
+from wandb import Recorder
 
-entities = SimpleNamespace(
-    Metric=lambda key, value, timestamp, step: (key, float(value), int(timestamp), step),
-    Param=lambda key, value: (key, value),
-)
-
-
-def run_of(run_id, params=()):
-    return SimpleNamespace(info=SimpleNamespace(run_id=run_id), data=SimpleNamespace(params=params))
+entities = Object(Metric=lambda key, value, timestamp, step: (step, key, value), Param=lambda *pair: pair)
 
 
-class MlflowClient:
+class MlflowClient(Recorder):
     def get_experiment_by_name(self, name):
-        return SimpleNamespace(experiment_id="e1") if calls("experiment") else None
+        return Object(experiment_id=name)
 
-    def create_experiment(self, name):
-        put("experiment", name=name)
-        return "e1"
+    def search_runs(self, experiments, filter_string):
+        if not os.path.exists(os.environ["TRACK_RECORD"]):
+            return []
+        with open(os.environ["TRACK_RECORD"], encoding="utf-8") as f:
+            sent = [(arguments[0], values.get("params", ())) for name, arguments, values in map(json.loads, f)]
+        params = [key for run, pairs in sent for key, _ in pairs if filter_string == f"tags.track_id = '{run}'"]
+        return [Object(info=Object(run_id=filter_string.split("'")[1]), data=Object(params=params))] * bool(params)
 
-    def search_runs(self, experiment_ids, filter_string):
-        params = {k for c in calls("params") for k in c["params"]}
-        return [run_of(c["run"], params) for c in calls("init") if filter_string == f"tags.track_id = '{c['run']}'"]
-
-    def create_run(self, experiment_id, tags, run_name):
-        put("init", run=tags["track_id"])
-        return run_of(tags["track_id"])
-
-    def log_batch(self, run_id, metrics=(), params=()):
-        assert len(metrics) <= 1000 and len(params) <= 100
-        if params:
-            put("params", params=dict(params))
-        for key, value, _, step in metrics:
-            put("log", run=run_id, step=step, numbers={key: value})
-
-    def log_artifact(self, run_id, local_path, artifact_path):
-        put("file", path=local_path)
-
-    def set_terminated(self, run_id):
-        pass
+    def create_run(self, experiment, tags, run_name):
+        return Object(info=Object(run_id=tags["track_id"]))
