@@ -166,10 +166,8 @@ REFUSED = [
     (GPT2, "--explain '': is empty", "--explain", ""),
     (GPT2, "byte 2 of the text is not UTF-8", "--explain", b"a\xff"),
     (GPT2, r"the text has \d+ tokens; the model takes 4", "-t", "4", "--explain", WORDS),
-    (GPT2, ".*-o, which is empty", "-o", "", "--explain", "a"),
     (GPT2, ".*no tokenizer", "-e", "L=1,C=16,NH=2,T=16", "--explain", "a"),
     (BERT, r"\[MASK=ball the\]: is 2 tokens", "--explain", "Anna takes [MASK=ball the]."),
-    (BERT, r"\[MASK=\S+\]: is not in the vocabulary", "--explain", "Anna takes [MASK=\u4e2d]."),
     (BERT, "nothing to predict", "--explain", WORDS),
 ]
 for program, model in MODELS.items():
@@ -182,8 +180,7 @@ check_bert()
 for program, words in ((GPT2, WORDS), (BERT, "Anna takes the [MASK=ball].")):
     other = Page(program, "--explain", words).tensors
     own = Page(program, "--explain", words, out=os.path.basename(MODELS[program]), model=["-y", "1"]).tensors
-    is_same = own.keys() == other.keys() and all(np.array_equal(own[k], other[k]) for k in own)
-    holds("-y 1: the same tensors as with -e", is_same)
+    holds("-y 1: the tensors of -e", own.keys() == other.keys() and all((own[k] == other[k]).all() for k in own))
 for program, pattern, *flags in REFUSED:
     usual = {"-e": MODELS[program], "-o": W + "/refused"}
     usual = [word for flag in usual if flag not in flags for word in (flag, usual[flag])]
