@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 
-from verdicts import ROOT, equal, finish, not_refused, read, verdict, write
+from verdicts import ROOT, equal, failure, finish, not_refused, read, run, verdict, write
 
 TRACKERS = os.path.join(ROOT, "dev", "test", "trackers")
 SETTINGS = {"model": "d12", "lr": 0.001, "steps": 1000, "output": "out"}
@@ -40,22 +40,9 @@ class Case:
     def put(self, *values):
         write(self.out + "/log.jsonl", "".join(json.dumps(v) + "\n" for v in values) + '{"step": 999, "lo')  # torn
 
-    def start(self, *flags, trackers=TRACKERS, **settings):
+    def run(self, *flags, start=run, trackers=TRACKERS, **settings):
         command = [sys.executable, "-S", ROOT + "/scripts/track.py", self.out, "--to", self.tracker, *flags]
-        environment = {**os.environ, "PYTHONPATH": trackers, "TRACK_RECORD": self.record, **settings}
-        return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-    def ended(self, process):
-        out, error = process.communicate(timeout=60)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, error)
-
-    def run(self, *flags, **settings):
-        return self.ended(self.start(*flags, **settings))
-
-    def wait_for(self, text):
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (os.path.exists(self.record) and text in read(self.record)):
-            time.sleep(0.05)
+        return start(*command, env={**os.environ, "PYTHONPATH": trackers, "TRACK_RECORD": self.record, **settings})
 
     def sent(self):
         """{run: {(step, name, value): how often}}, settings and files, as they were sent."""
@@ -76,10 +63,10 @@ class Case:
         """Why not all finite numbers of each training are there once, in its own run; `more` may be there again."""
         runs = list(self.sent()[0].values())
         wanted = [{(v["step"], k, x) for v in lines for k, x in v.items() if k != "step" and x} for lines in trainings]
-        if done.returncode or [set(run) for run in runs] != wanted:
-            return done.stderr.strip() or f"{[len(run) for run in runs]} numbers, not {[len(w) for w in wanted]}"
         twice = sum(sum(run.values()) - len(run) for run in runs)
-        return f"{twice} numbers too many" if twice > more else ""
+        is_right = [set(run) for run in runs] == wanted and twice <= more
+        found = f"{[*map(len, runs)]} numbers, {twice} of them twice, not {[*map(len, wanted)]}"
+        return failure(done) or ("" if is_right else found)
 
 
 def check_log(tracker, folder):
@@ -102,27 +89,32 @@ def check_log(tracker, folder):
     verdict(f"{tracker}: a new training is a new run", why)
 
 
+def wait_for(case, step):
+    deadline = time.monotonic() + 60
+    while not os.path.exists(case.record) or f'"step": {step},' not in read(case.record):
+        assert time.monotonic() < deadline, f"step {step} has not come"
+        time.sleep(0.05)
+
+
 def check_follow(case):
     """What comes is sent, also where a resumed run cuts the log back and goes on."""
-    process = case.start("--follow")
-    case.wait_for('"step": 20,')
+    process = case.run("--follow", start=lambda *words, env: subprocess.Popen(words, env=env))
+    wait_for(case, 20)
     verdict("two of one run at once", not_refused(case.run(), ".*out: another track.py is sending its log"))
     case.put(SETTINGS, *lines_of(1, 15))
     time.sleep(3)
     case.put(SETTINGS, *lines_of(1, 30))
-    case.wait_for('"step": 30,')
+    wait_for(case, 30)
     process.send_signal(signal.SIGINT)
-    done = case.ended(process)
-    why = case.why_not(done, lines_of(1, 30)) or ("" if "up to step 30" in done.stdout else done.stdout)
-    verdict("--follow sends what comes, and ends by Ctrl-C", why)
+    equal("--follow ends by Ctrl-C", process.wait(60), 0)
+    verdict("... and has sent what came", case.why_not(case.run(), lines_of(1, 30)))
 
 
 def check_refusals(case):
     done = case.run(trackers="")
     verdict("a tracker that is not installed", not_refused(done, "the Python package 'wandb' is missing; install it"))
-    for call, status in (("init", 2), ("log", 1)):
-        why = not_refused(case.run(TRACK_FAILS=call), "wandb: RuntimeError: no API key configured log in first", status)
-        verdict(f"a tracker that fails: {call}", why)
+    failed = case.run(TRACK_FAILS="log")
+    verdict("a tracker that fails", not_refused(failed, "wandb: RuntimeError: no API key configured log in first", 1))
     case.tracker = "mlflow"
     verdict("another tracker than before", not_refused(case.run(), ".*the run is in tracker wandb, not mlflow"))
 
