@@ -40,7 +40,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer({"error": code}, status, X_Error_Code=code, X_Error_Message=code)
 
     def handle_request(self):
-        hub, body = self.server.hub, self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        hub, body = self.server, self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
         hub.requests.append(f"{self.command} {path}")
         if self.command == "POST" and self.headers.get("Authorization") != "Bearer local":
@@ -69,15 +69,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     write(os.path.join(folder, line["value"]["path"]), base64.b64decode(line["value"]["content"]))
             return self.answer({"commitOid": self.commit, "commitUrl": f"{hub.address}/{name}/commit/{self.commit}"})
         if what == "tree":
-            return self.answer(self.listed(folder, path))
+            return self.list(folder, path)
         if what == "resolve":
-            return self.resolve(os.path.join(folder, path))
+            return self.send(os.path.join(folder, path))
         return self.answer({"id": name, "sha": self.commit, "siblings": [{"rfilename": f} for f in contents(folder)]})
 
     do_GET = do_HEAD = do_POST = handle_request
 
-    def listed(self, folder, below):
-        """Files and folders, as the hub lists them."""
+    def list(self, folder, below):
         entries = []
         for at, folders, files in os.walk(os.path.join(folder, below)):
             for name in folders + files:
@@ -86,9 +85,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                                 "size": os.path.getsize(full), "oid": "0" * 40})
             if "recursive=true" not in self.path.lower():
                 break
-        return entries
+        self.answer(entries)
 
-    def resolve(self, full):
+    def send(self, full):
         if not os.path.isfile(full):
             return self.refuse(404, "EntryNotFound")
         data = read(full, "rb")
@@ -101,17 +100,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return self.answer(data[first : last + 1], 206, **headers)
 
 
-class Hub:
-    def __init__(self, folder):
-        self.folder, self.requests, self.commits = folder, [], set()
+class Hub(http.server.ThreadingHTTPServer):
+    daemon_threads = True
 
-    def __enter__(self):
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads, self.server.hub = True, self
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        return self
+    def __init__(self, folder):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder, self.requests, self.commits = folder, [], set()
+        self.address = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def __exit__(self, *_):
-        self.server.shutdown()
-        self.server.server_close()
+        self.shutdown()
+        self.server_close()
