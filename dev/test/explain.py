@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""--explain: the page, its numbers, the files of tensors, and the answers to texts that cannot be explained.
+"""--explain: the page, its numbers, and the files of tensors. What is refused is in refuse.txt.
 
     python3 dev/test/explain.py TRAIN_GPT2 TRAIN_BERT     from the repository's root, with use_gpt2 and use_bert beside
 
@@ -15,7 +15,7 @@ import tempfile
 import numpy as np
 from edit import load
 from runs import put_shard
-from verdicts import equal, failure, finish, holds, not_refused, read, run, verdict, write
+from verdicts import equal, failure, finish, holds, read, run, verdict, write
 
 GPT2, BERT = map(os.path.abspath, sys.argv[1:3])
 L, WORDS = 2, "Anna takes the ball."
@@ -162,14 +162,6 @@ def check_bert():
     holds("a bare [MASK]: no backward pass, and the page says why", is_right)
 
 
-REFUSED = [
-    (GPT2, "--explain '': is empty", "--explain", ""),
-    (GPT2, "byte 2 of the text is not UTF-8", "--explain", b"a\xff"),
-    (GPT2, r"the text has \d+ tokens; the model takes 4", "-t", "4", "--explain", WORDS),
-    (GPT2, ".*no tokenizer", "-e", "L=1,C=16,NH=2,T=16", "--explain", "a"),
-    (BERT, r"\[MASK=ball the\]: is 2 tokens", "--explain", "Anna takes [MASK=ball the]."),
-    (BERT, "nothing to predict", "--explain", WORDS),
-]
 for program, model in MODELS.items():
     corpus = "build/test_corpus/builtin" if program == GPT2 else "data/builtin/bert"
     quiet = f"-e L=2,C=16,NH=2,T=32 -x 8 -l 1e-2 -v 0 -s 0 -n 0 -b 8 --fp8 1 -i {corpus}/train.bin -o {model}"
@@ -181,8 +173,4 @@ for program, words in ((GPT2, WORDS), (BERT, "Anna takes the [MASK=ball].")):
     other = Page(program, "--explain", words).tensors
     own = Page(program, "--explain", words, out=os.path.basename(MODELS[program]), model=["-y", "1"]).tensors
     holds("-y 1: the tensors of -e", own.keys() == other.keys() and all((own[k] == other[k]).all() for k in own))
-for program, pattern, *flags in REFUSED:
-    usual = {"-e": MODELS[program], "-o": W + "/refused"}
-    usual = [word for flag in usual if flag not in flags for word in (flag, usual[flag])]
-    verdict(f"refused: {flags}"[:90], not_refused(use(program, *usual, *flags), f".*{pattern}"))
 finish()
