@@ -14,18 +14,15 @@ import sys
 import tempfile
 
 import numpy as np
-from runs import put_shard
+from edit import load
 from tokenizers import Tokenizer
-from verdicts import CORPUS, ROOT, contents, failure, finish, holds, not_refused, read, run, script, verdict, write
-
-sys.path.insert(0, os.path.join(ROOT, "dev", "data"))  # which adds dev
-import prepare_chat  # noqa: E402
-from model_dir import Weights  # noqa: E402
+from verdicts import CORPUS, contents, failure, finish, holds, not_refused, read, run, script, verdict, write
 
 TRAINER, T = os.path.abspath(sys.argv[1]), 64
-EOT, SYSTEM, USER, ASSISTANT, END = 256, 257, 258, 259, 260
+EOT, USER, ASSISTANT, END, WTE = 256, 258, 259, 260, "transformer.wte.weight"
 work = tempfile.TemporaryDirectory()
 W = work.name
+QUIET = "-v 0 -s 0 -n 0 --dropout 0 --shuffle 0 -b 4"
 
 
 def turns(*texts, system=None):
@@ -52,14 +49,6 @@ def conversations_of(path):
     return [(tokens[a:b], mask[a:b]) for a, b in zip(begins, begins[1:]) if b > a + 1], count // T
 
 
-def expected_mask(tokens):
-    mask, is_answer = [], False
-    for token in tokens:
-        mask.append(int(is_answer))
-        is_answer = token == ASSISTANT or (is_answer and token != END)
-    return mask
-
-
 def check_format():
     chat = [
         turns("Where?", "In the garden. é漢🙂", system="Be brief."),
@@ -68,31 +57,27 @@ def check_format():
         turns("\r\n\n x", "y\r\n"),
     ]
     done = prepare(chat, "data", f"--vocab {CORPUS} --tokens {T} --val-fraction 0.2")
-    found = {kind: conversations_of(f"data/{kind}")[0] for kind in ("train", "val")}
     tokenizer = Tokenizer.from_file(W + "/data/tokenizer.json")
     rendered = ["<|endoftext|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>" for m in c) for c in chat]
     wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in rendered]
     # A text that spells a special token is not one.
     wanted[2] = [EOT, USER, *chat[2][0]["content"].encode(), END, ASSISTANT, *b"<|user|>", END]
-    ids = {kind: [c[0] for c in found[kind]] for kind in found}
-    right = sorted(ids["train"]) == sorted(wanted[:3]) and ids["val"] == wanted[3:]
-    holds("ids are those of the template as text, the last conversation is for validation", right, ids, done)
-    wrong = next((c for kind in found for c in found[kind] if c[1] != expected_mask(c[0])), "")
-    verdict("answers and their ends count, and nothing else", str(wrong))
-    config = json.loads(read(W + "/data/tokenizer_config.json"))
-    holds("the template is written", config["chat_template"] == prepare_chat.TEMPLATE, config)
+    train, val = ([c[0] for c in conversations_of(f"data/{kind}")[0]] for kind in ("train", "val"))
+    right = sorted(train) == sorted(wanted[:3]) and val == wanted[3:]
+    holds("ids are those of the template as text, the last conversation is for validation", right, (train, val), done)
+    template = json.loads(read(W + "/data/tokenizer_config.json"))["chat_template"]
+    holds("the template is written", "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}" in template)
     done = prepare([turns("q" * (i % 23), "a" * (1 + i % 17)) for i in range(600)], "many")
     found, rows = conversations_of("many/train")
     tokens = sum(len(c[0]) for c in found)
-    right = tokens == sum(6 + i % 23 + i % 17 for i in range(600)) and tokens > 0.9 * T * rows
-    holds("rows are full", right, f"{tokens} tokens in {rows} rows", done)
+    holds("rows are full", len(found) == 600 and tokens > 0.9 * T * rows, f"{tokens} tokens in {rows} rows", done)
     off = [turns(*"abcdef")]
     for key, values in (("weight", [None, 0, 1]), ("train", [False, True, None])):
         off.append([{**m, key: values[i // 2]} for i, m in enumerate(turns(*"abcdef"))])
     done = prepare(off, "off")
     masks, answer = [c[1] for c in conversations_of("off/train")[0]], ([0, 0, 0, 0, 1, 1], [0] * 6)
     wanted = [[0] + [bit for i in (0, 1, 2) for bit in answer[i == none]] for none in (None, 1, 0)]
-    holds("answers of weight 0 or train false do not count", masks == wanted, str(masks), done)
+    holds("answers and their ends count, but those of weight 0 or train false", masks == wanted, masks, done)
     long = [turns(*(20 * c for c in "abcd")), turns("x" * T, "y"), turns("a", "b"), turns("q" * (T - 6), "z")]
     done = prepare(long, "long")
     sizes = sorted(len(c[0]) for c in conversations_of("long/train")[0])
@@ -103,15 +88,12 @@ def check_format():
 def check_refused():
     """Refused in a line, and nothing is written."""
     user, answer = turns("a", "b")
-    config = json.loads(read(W + "/data/tokenizer_config.json"))
     shutil.copytree(W + "/data", W + "/own")
-    write(W + "/own/tokenizer_config.json", json.dumps({**config, "chat_template": "{{ messages }}"}))
+    write(W + "/own/chat_template.jinja", "{{ messages }}")
     usual = f"--vocab {CORPUS} --tokens {T}"
     for wanted, chat, flags in [
-        ("line 2: 'messages' is not a list of messages", [[user, answer], []], usual),
         ("message 1 is of the role 'tool' at the beginning", [[{**user, "role": "tool"}]], usual),
         ("message 2: the answer is empty", [[user, {**answer, "content": " \n"}]], usual),
-        ("message 1 has no answer", [[user]], usual),
         ("message 2: its weight is 0.5; allowed: 0, 1", [[user, {**answer, "weight": 0.5}]], usual),
         ("no answer in the input counts for the loss", [[user, {**answer, "weight": 0}]], usual),
         (f"no conversation in the input that fits into {T} tokens", [turns("a" * T, "b")], usual),
@@ -125,23 +107,9 @@ def check_refused():
         holds(f"refused: {wanted}", right, done.stderr)
 
 
-def train(out, flags):
-    fixed = f"-v 0 -s 0 -n 0 --dropout 0 --shuffle 0 --overwrite 1 -o {W}/{out}"
-    return run(TRAINER, *flags.split(), *fixed.split())
-
-
-def check_training():
-    """What a mask does to losses is in equal.txt; how sequences cut rows, in data.c."""
-    os.makedirs(W + "/no_target"), shutil.copy(W + "/many/tokenizer.json", W + "/no_target")
-    put_shard(W + "/no_target/train.bin", [EOT] * (8 * T + 1), [0] * (8 * T + 1))
-    done = train("none", f"-e L=1,C=32,NH=2,V=261 -b 2 -x 1 -i {W}/no_target/train.bin -t {T}")
-    holds("no target counts", "counts for the loss, so it has no mean" in done.stderr, done.stderr)
-
-
 def rows_of(folder):
-    config = json.loads(read(folder + "/config.json"))
-    wte = Weights(folder, "transformer.").get("transformer.wte.weight", (config["vocab_size"], 64))
-    return wte, (config["bos_token_id"], config["eos_token_id"])
+    config, (_, shape, raw) = json.loads(read(folder + "/config.json")), load(folder + "/model.safetensors")[WTE]
+    return np.frombuffer(raw, "<f4").reshape(shape), (config["bos_token_id"], config["eos_token_id"])
 
 
 def check_answers():
@@ -150,11 +118,11 @@ def check_answers():
     kinds = [turns("one", "eins"), turns("two", "zwei", "one", "eins"), turns("three", "drei<|end|>")]
     facts, model = random.Random(1).choices(kinds, k=150), W + "/facts/model"
     done = prepare(facts, "facts", f"--model {W}/base")
-    holds("--model: rows of its positions", f"rows of {T}," in done.stdout, done.stdout, done)
     (old, _), (new, ends) = rows_of(W + "/base"), rows_of(model)
     right = new.shape == (261, 64) and (new[:257] == old).all() and np.abs(new[257:] - old.mean(0)).max() < 1e-7
-    holds("--model: new rows are the mean of the others", right, new.shape)
-    done = train("tuned", f"-e {model} -i {W}/facts/train_000000.bin --doc-mask 1 -b 4 -x 300 -l 3e-3")
+    holds("--model: new rows are the mean of the others", right and f"rows of {T}," in done.stdout, done.stdout, done)
+    flags = f"{QUIET} -o {W}/tuned -e {model} -i {W}/facts/train_000000.bin --doc-mask 1 -x 300 -l 3e-3"
+    done = run(TRAINER, *flags.split())
     ends = [ends, rows_of(W + "/tuned")[1]]
     holds("<|end|> ends a text of the model, also once it is tuned", ends == [(EOT, END)] * 2, ends, done)
 
@@ -164,20 +132,12 @@ def check_answers():
 
     answers = [ask("--chat", m).stdout for m in ("one", "two", "three")]
     holds("--chat answers, and ends", answers == ["eins\n", "zwei\n", "drei<|end|>\n"], answers)
-    prompt = "<|endoftext|><|user|>two<|end|><|assistant|>zwei<|end|><|user|>one<|end|><|assistant|>"
-    said = ask("--prompt", prompt).stdout
-    holds("--prompt takes a conversation", "<|user|>one<|end|><|assistant|>eins<|end|>" in said, said)
     # As tokens, each of these would have the answer of its prompt.
     spelled = {m: ask("--chat", m).stdout for m in ("one<|end|><|assistant|>", "<|user|>two", "one<|end|><|user|>two")}
     prompts = {m: f"<|endoftext|><|user|>{m}<|end|><|assistant|>" for m in spelled}
     same = [ask("--prompt", prompts[m]).stdout.startswith(prompts[m] + spelled[m].rstrip("\n")) for m in spelled]
     holds("a message that spells special tokens", all(spelled.values()) and not all(same), spelled)
-    for wanted, e, *flags in [
-        ("--chat '': is empty; give a message", "tuned", "--chat", ""),
-        ("--chat and --prompt: both give the prompt", "tuned", "--chat", "a", "--prompt", "b"),
-        ("has no special token <.user.>", "base", "--chat", "a"),
-    ]:
-        verdict(f"refused: {wanted}", not_refused(ask(*flags, e=e), f".*{wanted}"))
+    verdict("a model without the tokens", not_refused(ask("--chat", "a", e="base"), ".*has no special token <.user.>"))
     # The model of a run before is removed; that of someone else stays.
     done = prepare(facts, "facts")
     holds("--vocab removes the model of a run before", not os.path.exists(model), "it is there", done)
@@ -187,7 +147,9 @@ def check_answers():
     verdict("OUT/model of someone else", why or ("" if contents(model) == theirs else "it is another"))
 
 
-verdict("a model to tune", failure(train("base", f"-e L=2,C=64,NH=4,T=64 -i {CORPUS}/train.bin -b 1 -x 1")))
-for check in (check_format, check_refused, check_training, check_answers):
-    check()
+base = run(TRAINER, *f"{QUIET} -o {W}/base -e L=2,C=64,NH=4,T=64 -i {CORPUS}/train.bin -x 1".split())
+verdict("a model to tune", failure(base))
+check_format()
+check_refused()
+check_answers()
 finish()

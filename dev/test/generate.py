@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 
 from verdicts import CORPUS, equal, failure, finish, holds, read, run, skip, verdict, write
 
@@ -24,21 +23,17 @@ for out, flags in (("tied", "-e L=2,C=32,NH=2,T=24 -x 40 -l 5e-3 -s 0"),
     verdict(f"a model: {flags}", failure(run(TRAINER, *f"{flags} -b 8 -v 0 -n 0 -o {out}".split())))
 
 
-def start(flags, before=(), stdin=subprocess.DEVNULL):
-    return subprocess.Popen([*before, USE, *flags.split()], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def text(flags, **settings):
-    return start(flags, **settings).communicate(timeout=120)[0][:-1]
+def text(flags, before=(), stdin=subprocess.DEVNULL):
+    words = [*before, USE, *flags.split()]
+    return subprocess.run(words, stdin=stdin, capture_output=True, timeout=120).stdout[:-1]
 
 
 # Each token is that of a run of its own, whose prompt is what the model sees of the text before it: up to `window`
 # tokens; longer texts move by a quarter of it.
 for flags, prompt, tokens, window in [
     ("-e tied --temperature 0", b"static ", 40, 20),
-    ("-e tied --temperature 0.8 --top-k 5", b"static ", 17, 24),
+    ("-e tied --temperature 0.8 --top-k 5 --top-p 0.9", b"static ", 17, 24),
     ("-e untied --temperature 0", b"static ", 40, 20),
-    ("-e untied --temperature 1 --top-p 0.9", b"static ", 17, 24),
     ("-e tied --temperature 0", b"i", 20, 4),
 ]:
     write("begin", prompt)
@@ -57,11 +52,6 @@ wanted = text(GREEDY + "@prompt")
 equal("a text of 50 tokens", len(wanted), 57)
 for stdin in ("-", "@-"):
     equal(f"--prompt {stdin}", text(GREEDY + stdin, stdin=open("prompt")), wanted)
-os.mkfifo("pipe")
-process = start(GREEDY + "@pipe")
-time.sleep(0.5)
-process.terminate()
-equal("SIGTERM while it waits for a pipe", process.wait(5), -15)
 if not shutil.which("mpirun") or b"__asan_init" in read(USE, "rb"):
     skip("standard input of mpirun", "mpirun was not found, or there are sanitizers")
 else:

@@ -14,19 +14,16 @@ import sys
 import tempfile
 import time
 
-from verdicts import ROOT, equal, finish, holds, not_refused, verdict, write
+from verdicts import ROOT, equal, failure, finish, not_refused, read, run, verdict, write
 
-SCRIPT, TRACKERS = (os.path.join(ROOT, *path) for path in (("scripts", "track.py"), ("dev", "test", "trackers")))
-sys.path.insert(0, TRACKERS)
-import wandb  # noqa: E402
-
+TRACKERS = os.path.join(ROOT, "dev", "test", "trackers")
 SETTINGS = {"model": "d12", "lr": 0.001, "steps": 1000, "output": "out"}
 BATCH_NUMBERS = 200 * 4  # in a batch of lines, at most
 
 
-def lines_of(first, last):
+def lines_of(first, last, ms=3):
     for step in range(first, last + 1):
-        yield {"step": step, "loss": 5 - step / 1000, "lr": 0.001, "grad_norm": None if step % 7 == 0 else 1.5, "ms": 3}
+        yield {"step": step, "loss": 5 - step / 1000, "grad_norm": None if step % 7 == 0 else 1.5, "ms": ms}
         if step % 50 == 0:
             yield {"step": step, "val_loss": 5.5 - step / 1000}
         if step % 50 == 3 and step > 50:  # after the lines of later steps
@@ -38,123 +35,96 @@ class Case:
 
     def __init__(self, folder, tracker, last=0):
         self.tracker, self.out, self.record = tracker, folder + "/out", folder + "/record"
-        os.makedirs(self.out)
-        self.append([SETTINGS, *lines_of(1, last)])
+        self.put(SETTINGS, *lines_of(1, last))
 
-    def append(self, values, mode="a"):
-        with open(self.out + "/log.jsonl", mode, encoding="utf-8") as f:
-            f.write("".join(json.dumps(v) + "\n" for v in values))
+    def put(self, *values):
+        write(self.out + "/log.jsonl", "".join(json.dumps(v) + "\n" for v in values) + '{"step": 999, "lo')  # torn
 
-    def start(self, *flags, trackers=TRACKERS, slow="0", fails=""):
-        more = {"PYTHONPATH": trackers, "TRACK_RECORD": self.record, "TRACK_SLOW": slow, "TRACK_FAILS": fails}
-        if self.tracker and "--to" not in flags:
-            flags = ("--to", self.tracker, *flags)
-        command = [sys.executable, "-S", SCRIPT, self.out, *flags]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, env={**os.environ, **more}, text=True, **pipes)
+    def run(self, *flags, start=run, trackers=TRACKERS, **settings):
+        command = [sys.executable, "-S", ROOT + "/scripts/track.py", self.out, "--to", self.tracker, *flags]
+        return start(*command, env={**os.environ, "PYTHONPATH": trackers, "TRACK_RECORD": self.record, **settings})
 
-    def run(self, *flags, **settings):
-        process = self.start(*flags, **settings)
-        out, error = process.communicate()
-        return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+    def sent(self):
+        """{run: {(step, name, value): how often}}, settings and files, as they were sent."""
+        runs, settings, files, run = collections.defaultdict(collections.Counter), {}, [], None
+        for name, arguments, values in map(json.loads, read(self.record).splitlines()):
+            if name == "init":
+                run, settings = values["id"], settings or values["config"]
+            elif name == "log":
+                runs[run].update((arguments[0]["step"], *item) for item in arguments[0].items() if item[0] != "step")
+            elif name == "log_batch":
+                runs[arguments[0]].update(map(tuple, values.get("metrics", ())))
+                settings = settings or dict(values["params"])
+            elif name in ("save", "log_artifact"):
+                files.append(os.path.basename(arguments[name == "log_artifact"]))
+        return runs, settings, files
 
-    def calls(self, name):
-        return wandb.calls(name, self.record)
-
-    def wait_for(self, count):
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and len(self.calls("log")) < count:
-            time.sleep(0.05)
-
-    def why_not(self, done, last, more=0):
-        """Why not all finite numbers up to step `last` are there once, in one run; `more` may be there again."""
-        found = collections.Counter((c["step"], *one) for c in self.calls("log") for one in c["numbers"].items())
-        wanted = {(v["step"], k, x) for v in lines_of(1, last) for k, x in v.items() if k != "step" and x is not None}
-        if done.stderr or set(found) != wanted:
-            return done.stderr.strip() or f"{len(found)} numbers, not {len(wanted)}"
-        if sum(found.values()) > len(found) + more:
-            return f"{sum(found.values()) - len(found)} numbers too many"
-        return "" if len({c["run"] for c in self.calls("log")}) == 1 else "several runs"
+    def why_not(self, done, *trainings, more=0):
+        """Why not all finite numbers of each training are there once, in its own run; `more` may be there again."""
+        runs = list(self.sent()[0].values())
+        wanted = [{(v["step"], k, x) for v in lines for k, x in v.items() if k != "step" and x} for lines in trainings]
+        twice = sum(sum(run.values()) - len(run) for run in runs)
+        is_right = [set(run) for run in runs] == wanted and twice <= more
+        found = f"{[*map(len, runs)]} numbers, {twice} of them twice, not {[*map(len, wanted)]}"
+        return failure(done) or ("" if is_right else found)
 
 
 def check_log(tracker, folder):
     case, changed = Case(folder, tracker), {**SETTINGS, "lr": 0.01, "override": 1}
     for name in ("loss.svg", "other.txt"):
         write(f"{case.out}/{name}", "picture")
-    for name, parts, last in [
-        ("every number at its step", [(1, 420)], 420),
-        ("a log that a resume has cut back", [(1, 410)], 420),
-        ("... and its new lines", [(1, 500)], 500),
-        # Resumed with --override 1, which writes the settings once more; then killed, and resumed before that.
-        ("settings that a resume overrides", [(1, 500), changed, (501, 520)], 520),
-        ("... which is resumed once more", [(1, 500), changed, (501, 510)], 520),
-        ("... and goes on with those settings", [(1, 500), changed, (501, 530)], 530),
+    for name, lines, last in [
+        ("every number at its step", lines_of(1, 420), 420),
+        ("a log that a resume has cut back", lines_of(1, 410), 420),
+        ("... and its new lines, with other settings", [*lines_of(1, 450), changed, *lines_of(451, 500)], 500),
     ]:
-        case.append([SETTINGS], "w")
-        for part in parts:
-            case.append([part] if part is changed else lines_of(*part))
-        with open(case.out + "/log.jsonl", "a") as f:
-            f.write('{"step": 999, "lo')  # a torn line
-        verdict(f"{tracker}: {name}", case.why_not(case.run("--project", "mine"), last))
-    equal(f"{tracker}: files", [os.path.basename(c["path"]) for c in case.calls("file")], ["loss.svg"])
-    given = case.calls("params")[0]["params"] if tracker == "mlflow" else case.calls("init")[0]["config"]
-    equal(f"{tracker}: settings", given, {k: str(v) if tracker == "mlflow" else v for k, v in SETTINGS.items()})
+        case.put(SETTINGS, *lines)
+        verdict(f"{tracker}: {name}", case.why_not(case.run("--project", "mine"), lines_of(1, last)))
+    _, settings, files = case.sent()
+    equal(f"{tracker}: files", files, ["loss.svg"])
+    equal(f"{tracker}: settings", {k: str(v) for k, v in settings.items()}, {k: str(v) for k, v in SETTINGS.items()})
     # The same command with --overwrite 1: its first steps are those of another run.
-    before = {c["run"] for c in case.calls("log")}
-    case.append([SETTINGS, *({**line, "ms": 4} for line in lines_of(1, 30))], "w")
-    done = case.run()
-    sent = [c for c in case.calls("log") if c["run"] not in before]
-    right = {c["step"] for c in sent} == {*range(1, 31)} and len({c["run"] for c in sent}) == 1
-    holds(f"{tracker}: a new training is a new run", right and "is of a new training" in done.stdout, done.stdout, done)
+    case.put(SETTINGS, *lines_of(1, 30, ms=4))
+    why = case.why_not(case.run(), lines_of(1, 500), lines_of(1, 30, ms=4))
+    verdict(f"{tracker}: a new training is a new run", why)
 
 
-def check_kill(folder):
-    case = Case(folder, "wandb", 1000)
-    process = case.start(slow="0.0003")
-    case.wait_for(500)
-    process.kill(), process.communicate()
-    verdict("killed", case.why_not(case.run(), 1000, more=BATCH_NUMBERS))
+def wait_for(case, step):
+    deadline = time.monotonic() + 60
+    while not os.path.exists(case.record) or f'"step": {step},' not in read(case.record):
+        assert time.monotonic() < deadline, f"step {step} has not come"
+        time.sleep(0.05)
 
 
-def check_follow(folder):
+def check_follow(case):
     """What comes is sent, also where a resumed run cuts the log back and goes on."""
-    case = Case(folder, "wandb", 10)
-    process = case.start("--follow")
-    case.wait_for(10)
+    process = case.run("--follow", start=lambda *words, env: subprocess.Popen(words, env=env))
+    wait_for(case, 20)
     verdict("two of one run at once", not_refused(case.run(), ".*out: another track.py is sending its log"))
-    case.append(lines_of(11, 20))
-    case.wait_for(20)
-    case.append([SETTINGS, *lines_of(1, 15)], "w")
+    case.put(SETTINGS, *lines_of(1, 15))
     time.sleep(3)
-    case.append(lines_of(16, 30))
-    case.wait_for(30)
+    case.put(SETTINGS, *lines_of(1, 30))
+    wait_for(case, 30)
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=30)
-    why = case.why_not(subprocess.CompletedProcess([], process.returncode, out, error), 30)
-    verdict("--follow sends what comes, and ends by Ctrl-C", why or ("" if "up to step 30" in out else out))
+    equal("--follow ends by Ctrl-C", process.wait(60), 0)
+    verdict("... and has sent what came", case.why_not(case.run(), lines_of(1, 30)))
 
 
-def check_refusals(folder):
-    case, empty = Case(folder, "wandb", 3), folder + "/none"
-    os.mkdir(empty)
-    done = case.run(trackers=empty)
+def check_refusals(case):
+    done = case.run(trackers="")
     verdict("a tracker that is not installed", not_refused(done, "the Python package 'wandb' is missing; install it"))
-    for call, status in (("init", 2), ("log", 1)):
-        why = not_refused(case.run(fails=call), "wandb: RuntimeError: no API key configured log in first", status)
-        verdict(f"a tracker that fails: {call}", why)
-    done = case.run("--to", "mlflow")
-    verdict("another tracker than before", not_refused(done, ".*the run is in tracker wandb, not mlflow"))
-    os.remove(case.out + "/track.json")
-    case.tracker = None
-    verdict("no tracker at all", not_refused(case.run(trackers=empty), "no tracker is installed"))
-    done = case.run()
-    holds("the first that is installed", "3 lines sent to wandb" in done.stdout, done.stderr)
+    failed = case.run(TRACK_FAILS="log")
+    verdict("a tracker that fails", not_refused(failed, "wandb: RuntimeError: no API key configured log in first", 1))
+    case.tracker = "mlflow"
+    verdict("another tracker than before", not_refused(case.run(), ".*the run is in tracker wandb, not mlflow"))
 
 
 with tempfile.TemporaryDirectory() as folder:
     for tracker in ("wandb", "mlflow"):
         check_log(tracker, f"{folder}/{tracker}")
-    check_kill(folder + "/kill")
-    check_follow(folder + "/follow")
-    check_refusals(folder + "/refusals")
+    case = Case(folder + "/kill", "wandb", 1000)
+    equal("it is killed", case.run(TRACK_DIES="500").returncode, -signal.SIGKILL)
+    verdict("... and sends what is left", case.why_not(case.run(), lines_of(1, 1000), more=BATCH_NUMBERS))
+    check_follow(Case(folder + "/follow", "wandb", 20))
+    check_refusals(Case(folder + "/refusals", "wandb", 3))
 finish()

@@ -12,23 +12,20 @@ def put(text):
         f.write(text + "\n")
 
 
-def of(stat):
-    return (stat.st_dev, stat.st_ino), (stat.st_size, stat.st_mtime_ns)
-
-
 def recorded_fsync(fd):
     fsync(fd)
-    key, state = of(os.fstat(fd))
-    flushed[key] = state
-    pending.pop(key, None)
+    stat = os.fstat(fd)
+    flushed[stat.st_ino] = stat.st_size, stat.st_mtime_ns
+    pending.pop(stat.st_ino, None)
 
 
 def recorded_rename(source, target, **where):
     source, target = os.path.abspath(source), os.path.abspath(target)
     if target.startswith(os.environ["RENAMES_BELOW"]):
-        key, state = of(os.stat(source))
-        put(f"{'renamed' if flushed.get(key) == state else 'FAULT: not flushed before it was renamed'} {target}")
-        pending[of(os.stat(os.path.dirname(target)))[0]] = os.path.dirname(target)
+        stat, folder = os.stat(source), os.path.dirname(target)
+        is_flushed = flushed.get(stat.st_ino) == (stat.st_size, stat.st_mtime_ns)
+        put(f"{'renamed' if is_flushed else 'FAULT: not flushed before it was renamed'} {target}")
+        pending[os.stat(folder).st_ino] = folder
     rename(source, target, **where)
 
 

@@ -1,43 +1,19 @@
-"""A stand-in for mlflow, as wandb.py."""
-from types import SimpleNamespace
+"""A stand-in for mlflow, as wandb.py. It has the experiments that are asked for and, once it was called, the runs."""
+import os
+from types import SimpleNamespace as Object
 
-from wandb import calls, put
+from wandb import Recorder
 
-entities = SimpleNamespace(
-    Metric=lambda key, value, timestamp, step: (key, float(value), int(timestamp), step),
-    Param=lambda key, value: (key, value),
-)
+entities = Object(Metric=lambda key, value, timestamp, step: (step, key, value), Param=lambda *pair: pair)
 
 
-def run_of(run_id, params=()):
-    return SimpleNamespace(info=SimpleNamespace(run_id=run_id), data=SimpleNamespace(params=params))
-
-
-class MlflowClient:
+class MlflowClient(Recorder):
     def get_experiment_by_name(self, name):
-        return SimpleNamespace(experiment_id="e1") if calls("experiment") else None
+        return Object(experiment_id=name)
 
-    def create_experiment(self, name):
-        put("experiment", name=name)
-        return "e1"
+    def create_run(self, experiment, tags, run_name):
+        return Object(info=Object(run_id=tags["track_id"]), data=Object(params={}))
 
-    def search_runs(self, experiment_ids, filter_string):
-        params = {k for c in calls("params") for k in c["params"]}
-        return [run_of(c["run"], params) for c in calls("init") if filter_string == f"tags.track_id = '{c['run']}'"]
-
-    def create_run(self, experiment_id, tags, run_name):
-        put("init", run=tags["track_id"])
-        return run_of(tags["track_id"])
-
-    def log_batch(self, run_id, metrics=(), params=()):
-        assert len(metrics) <= 1000 and len(params) <= 100
-        if params:
-            put("params", params=dict(params))
-        for key, value, _, step in metrics:
-            put("log", run=run_id, step=step, numbers={key: value})
-
-    def log_artifact(self, run_id, local_path, artifact_path):
-        put("file", path=local_path)
-
-    def set_terminated(self, run_id):
-        pass
+    def search_runs(self, experiments, filter_string):
+        run = self.create_run(experiments, {"track_id": filter_string.split("'")[1]}, "")
+        return [run] * os.path.exists(os.environ["TRACK_RECORD"])
