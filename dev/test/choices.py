@@ -84,9 +84,7 @@ REFUSED = [  # version, place, form and value of a number, what is said
     (1, 4, "i", 3, "version 3, but only versions 1 and 2"),
     (1, 4, "i", 2, "example 0: its header gives 24 bytes, but its texts take 28"),
     (1, 8, "i", 3, "gives 3 examples, but 46 bytes"),
-    (1, 8, "i", 1, "22 bytes follow its last example"),
     (1, SECOND, "H", 65534, "example 1 begins with 65534 and has the number 1, not with 65535"),
-    (1, FIRST + 2, "H", 22, "example 0: its header gives 22 bytes, but its texts take 24"),
     (1, FIRST + 6, "H", 2, "example 0: its label is 2, but it has 2 endings"),
     (1, FIRST + 16, "H", 0, "example 0: an ending has no tokens"),
     (1, SECOND + 10, "H", 40, "ends inside example 1 of 2"),
@@ -106,13 +104,6 @@ def check_refused(program, work):
         struct.pack_into("<" + form, data, place, value)
         write(path, bytes(data))
         verdict(f"refused: {wanted}", failure(done) or not_refused(run(program, path, V), wanted))
-    good, why = read(put_set(work + "/set.bin", 1, sets[1]), "rb"), ""
-    for i in range(16):
-        for data in (good[:i] + bytes([good[i] ^ 1 << i * 5 % 8]) + good[i + 1 :], good[:i]):
-            write(path, data)
-            done = run(program, path, V)
-            why = why or (not_refused(done, "set.bin") if done.returncode else "")
-    verdict("any byte of the header, any length: read or refused", why)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -163,7 +154,7 @@ def check_counts(program, work, most, version):
         examples.append((rng.randrange(len(texts)), context, texts, characters))
     words = [words_of(i, label, [context, *texts], c) for i, (label, context, texts, c) in enumerate(examples)]
     path = put_set(work + "/set.bin", version, words)
-    for shape in ((28, 28, 1), (64, 32, 1), (64, 10, 1), (9, 7, 2), (1000, 40, 3)):
+    for shape in ((28, 28, 1), (9, 7, 2), (1000, 40, 3)):
         done = run(program, path, V, *shape)
         got, want = [*map(float, done.stdout.split())], counts(examples, shape[1])
         same = len(got) == 5 and all(g == w or (math.isnan(g) and math.isnan(w)) for g, w in zip(got, want))
@@ -203,11 +194,9 @@ def check_trainer(trainer, work):
     done = run(trainer, *flags, *data, *sets, "-o", out)
     last = figures(done, r"step 120/120 \| ")
     verdict("-h 50 --choices", failure(done) or ("" if len(last) == 2 else done.stdout))
-    # On ranks: dev/test/exam.sh.
     evaluate = (trainer.replace("train_gpt2", "use_gpt2"), "-e", out, "--evaluate", 1, "-m", 1, *sets)
     evaluate += ("-j", CORPUS + "/val.bin")
-    for more in ("-b 4", "-b 1", "-b 64 --threads 2"):
-        equal(f"--evaluate 1 --choices {more}", figures(run(*evaluate, *more.split())), last)
+    equal("--evaluate 1 --choices", figures(run(*evaluate, "-b", 64, "--threads", 2)), last)
     if not importlib.util.find_spec("transformers") or not importlib.util.find_spec("torch"):
         return skip("transformers count the same", f"{sys.executable} has no transformers")
     cut = figures(run(*evaluate, "-t", 32, "-b", 3))  # sequences that are shorter than most examples
