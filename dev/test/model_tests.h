@@ -204,7 +204,7 @@ static void report_memory(Tests* t, const char* what, const MemoryPlan* plan, co
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// The ops of a step by name, and on the GPU its kernels: a fusion that is lost is one more
+// The ops of a step by name: a fusion that is lost shows as others
 
 // Each test has its own.
 static void bench_step(Bench* b);
@@ -223,48 +223,16 @@ static void report_ops(Tests* t, const char* what, const ScopeLog* log, Directio
     free(ops.text);
 }
 
-// Kernels of a layer in one direction: neither fills and copies, nor cuBLASLt's helper kernels. Not in full precision,
-// whose attention launches one kernel per sequence. Every op has launched something.
-static void report_kernels(Tests* t, const char* what, const ScopeLog* log, const ProfileStep* step,
-                           Direction direction, int layer, int want) {
-    int kernels = 0, ops = 0, without = 0, is_full_precision = sizeof(floatX) == sizeof(real);
-    if (is_full_precision) return;
-    for (size_t i = 0; i < step->count; i++) {
-        const ProfileRow* row = &step->rows[i];
-        if (row->direction != direction || row->layer != layer || !*row->op) continue;
-        kernels += row->grid[0] && !strstr(row->full, "cublasLt::");
-        ops += !row->is_helper;
-    }
-    for (size_t i = 0; i < log->count; i++)
-        without += log->records[i].scope.direction == direction && log->records[i].scope.layer == layer;
-    without -= ops;
-    report(t, abs(kernels - want) + without, 0, "%s: %d kernels of layer %d, %s, and %d ops without any", what, kernels,
-           layer, direction_name(direction), without);
-    for (size_t i = 0; i < step->count && kernels != want; i++)
-        if (step->rows[i].direction == direction && step->rows[i].layer == layer)
-            printf("     %s %s: %s\n", step->rows[i].op, step->rows[i].shapes, step->rows[i].full);
-}
-
-// What a logged step of `layers` layers launches: a layer's ops, `outside` of layers, and a layer's kernels.
+// The ops of each of a step's `layers` layers, and how many there are outside of layers, and in one.
 typedef struct {
     const char *forward, *backward;
-    int layers, outside, a_layer, forward_kernels, backward_kernels;
+    int layers, outside, a_layer;
 } StepOps;
 
-// The second of two steps: the first time, matmuls are chosen.
-static void report_launches(Tests* t, const char* what, Bench* b, const StepOps* want) {
-    enum { MIDDLE = 1 };
+static void report_step_ops(Tests* t, const char* what, Bench* b, const StepOps* want) {
     ScopeLog log;
-    KernelTrace trace;
     Context* ctx = &b->ctx;
-    bench_step(b);
-    device_synchronize(ctx);
-    const char* why = kernel_trace_start(&trace, ctx);
-#ifdef __CUDACC__
-    if (why) printf("skip the kernels of a step: %s\n", why);
-#endif
-    scope_log_open(&log, why ? NULL : &trace);
-    if (!why) kernel_trace_collect(&trace), kernel_trace_clear(&trace);
+    scope_log_open(&log, NULL);
     scope_attach(ctx, &log.observer);
     bench_step(b);
     scope_detach(ctx, &log.observer);
@@ -276,16 +244,6 @@ static void report_launches(Tests* t, const char* what, Bench* b, const StepOps*
     int outside = want->outside + (fp32_copies_bytes(&b->m.buffers.table) > 0);
     report(t, fabs((double)log.count - (outside + want->layers * want->a_layer)), 0,
            "%s: and as many ops in the whole step", what);
-    if (!why) {
-        ProfileStep step;
-        kernel_trace_collect(&trace);
-        profile_from_log(&step, &log, 1);
-        report_kernels(t, what, &log, &step, FORWARD, MIDDLE, want->forward_kernels);
-        report_kernels(t, what, &log, &step, BACKWARD, MIDDLE, want->backward_kernels);
-        profile_step_free(&step);
-    }
-    kernel_trace_stop(&trace);
-    kernel_trace_free(&trace);
     scope_log_close(&log);
 }
 
