@@ -172,16 +172,18 @@ def check_normalization(program, work):
 
 # Of a context of twelve words, in windows of words 0 to 7 and 5 to 11: starts and ends of answers by words, the logits
 # of [CLS]; what is right; the answer, exact match and F1, of v2.0 where they differ.
-CONTEXT = "b c d e f g h i j k l m"
+CONTEXT = "b c d e f a h i j k l m"
 ANSWERS = [
     ({1: 5}, {2: 5}, 0, ["c d"], ("c d", 1, 1)),
-    ({1: 5}, {2: 5}, 2, ["x", "The C, D!"], ("c d", 1, 1)),  # less than an answer
+    ({1: 5}, {2: 5}, 2, ["x", "The C, D!", "x"], ("c d", 1, 1)),  # less than an answer
     ({1: 5}, {2: 5}, 9, ["c d e"], ("c d", 0, 0.8), ("", 0, 0)),
+    ({1: 5}, {2: 5}, 9, ["the", "c d"], ("c d", 1, 1), ("", 0, 0)),
     ({1: 5}, {2: 5}, 9, [], ("c d",), ("", 1, 1)),  # v1.1 does not count what has no answers
     ({1: 5}, {2: 5}, 0, [], ("c d",), ("c d", 0, 0)),
     ({9: 5}, {10: 5}, 0, ["k"], ("k l", 0, 2 / 3)),  # of the second window
     ({2: 5, 0: 1}, {0: 4, 2: 1}, 0, ["d d"], ("d", 0, 2 / 3)),  # no end lies before its start
-    ({0: 5}, {6: 5, 5: 2}, 0, ["b"], ("b c d e f g", 0, 2 / 7)),  # seven words are too many
+    ({0: 5}, {6: 5, 5: 2}, 0, ["b"], ("b c d e f a", 0, 1 / 3)),  # seven words are too many
+    ({5: 5}, {5: 5}, 0, ["the"], ("a", 1, 0), ("a", 1, 1)),  # both normalize to nothing
     ({1: 5, 3: math.nan}, {2: 5}, 0, ["c d"], ("c d", 1, 1)),
 ]
 

@@ -235,17 +235,16 @@ static void test_files(Tests* t, int is_new) {
 
 // What is left where two ranks profile after four. Other files stay, and the target of a link.
 static void test_clear(Tests* t) {
-    char* making = xprintf("mkdir -p '%s/profile' && cd '%s/profile' && mkdir rank_0 rank_1 rank_2 rank_3 && touch "
-                           "profile.txt notes.txt rank_0/profile.txt rank_2/summary.csv rank_2/mine "
-                           "rank_3/kernels.csv && ln -s rank_0 rank_4",
-                           t->directory, t->directory);
-    char* looking = xprintf("cd '%s/profile' && test \"$(echo $(find * | LC_ALL=C sort))\" = 'notes.txt rank_0 "
-                            "rank_0/profile.txt rank_1 rank_2 rank_2/mine rank_4'",
-                            t->directory);
+    const char* making = named("mkdir '%s/profile' && cd '%s/profile' && mkdir rank_0 rank_1 rank_2 rank_3 && touch "
+                               "profile.txt notes.txt rank_0/profile.txt rank_2/summary.csv rank_2/mine "
+                               "rank_3/kernels.csv && ln -s rank_0 rank_4",
+                               t->directory, t->directory);
     CHECK(system(making) == 0);
     report_clear(NULL, t->directory, 2);
+    const char* left = "notes.txt rank_0 rank_0/profile.txt rank_1 rank_2 rank_2/mine rank_4";
+    const char* looking =
+        named("cd '%s/profile' && test \"$(echo $(find * | LC_ALL=C sort))\" = '%s'", t->directory, left);
     expect_that(t, system(looking) == 0, "two ranks after four");
-    free(making), free(looking);
 }
 
 int main(int argc, char** argv) {
