@@ -74,6 +74,7 @@ static void test_json(Tests* t) {
         {"1e999", "line 1 column 1: a number beyond the range of a double"},
         {"\"a", "line 1 column 1: a string that begins here does not end"},
         {"\"\\x41\"", "line 1 column 2: unknown escape in a string"},
+        {"\"\\ud800\\u0041\"", "line 1 column 2: half of a surrogate pair"},
         {"\"\\ud800\\ue000\"", "line 1 column 2: half of a surrogate pair"},
         {"\"a\x1f\"", "line 1 column 3: control character 0x1f in a string; it must be escaped"},
         {"\"\xC0\x80\"", "line 1 column 2: byte 0xc0 is not valid UTF-8"},
@@ -93,7 +94,7 @@ static void test_json(Tests* t) {
 
 static void test_json_writer(Tests* t) {
     Text text = {NULL, 0, 0};
-    char all[128], digits[32];
+    char digits[32];
     text_append(&text, "{", 1);
     json_put_string(&text, "path", "a\"b\\c\n\x01/\xC3\xA9\xFF");
     json_put_integer(&text, "big", INT64_MIN);
@@ -109,10 +110,6 @@ static void test_json_writer(Tests* t) {
         format_number(digits, numbers[i]);
         if (strtod(digits, NULL) != numbers[i]) fail(t, "%a is written as %s", numbers[i], digits);
     }
-    for (int i = 0; i < 128; i++) all[i] = (char)i;
-    text.length = 0;
-    text_json_string(&text, all, 128);
-    expect_json(t, "json/all characters", text.text, text.length, text.text);
     free(text.text);
 }
 
@@ -224,7 +221,7 @@ static void test_log(Tests* t) {
 #define STEP(step, loss, more)                                                                                         \
     "{\"step\": " step ", \"loss\": " loss ", \"lr\": 0.0003, \"grad_norm\": 1.25, \"ms\": 82.1, \"tok_s\": 12345.6, " \
     "\"mfu\": 0.041" more "}\n"
-    char *run = path_in(t, "a/b"), *small = path_in(t, "small"), out[32];
+    char *run = path_in(t, "a/b"), *small = path_in(t, "small");
     Text output = {NULL, 0, 0};
     EXPECT_EQ(t, run_in_child(&output, STDOUT_AND_STDERR, log_and_resume, run), DONE);
     char *text = read_text(run, "log.jsonl"), *svg = read_text(run, "loss.svg"),
@@ -246,8 +243,6 @@ static void test_log(Tests* t) {
     EXPECT(t, warning && !strstr(warning + 1, "warning: ") && strstr(output.text, "step   3/300"));
     text = read_text(small, "log.jsonl");
     EXPECT_TEXT(t, text, STEP("1", "10", "") "{\"step\": 2, \"val_loss\": 5.5}\n");
-    format_duration(out, 183840);
-    EXPECT_TEXT(t, out, "2d 03:04 h");
     free(text), free(run), free(small), free(output.text);
 }
 

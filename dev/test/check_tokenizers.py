@@ -8,8 +8,8 @@ of case, accents and ideographs. Then what is refused of a tokenizer.json, and t
 
     check_tokenizers.py TEST_TOKENIZERS [GPT2_BPE_FOLDER]
 
-TEST_TOKENIZERS is the built dev/test/tokenizers.c. GPT-2's vocabulary is tested if the folder is there; LLMC_TEST_DATA
-may also hold prose (docs/testing.md). Run it at the top of the project.
+TEST_TOKENIZERS is the built dev/test/tokenizers.c. GPT-2's vocabulary is tested if the folder is there. Run it at the top
+of the project.
 """
 
 import array
@@ -64,8 +64,7 @@ def damaged(rng, text):
 def mixed_text(size):
     """Documents of about `size` bytes in all: prose, sources, and pieces, of which half are no UTF-8."""
     rng = random.Random(20240520)
-    paths = [DATA + "/tinyshakespeare/input.txt", DATA + "/wikitext-2/*.txt", "build/test_corpus/text/*"]
-    found = [read(path, "rb")[: 1 << 13] for path in sorted(sum(map(glob.glob, paths), []))][:12]
+    found = [read(path, "rb")[: 1 << 13] for path in sorted(glob.glob("build/test_corpus/text/*"))[:12]]
     while sum(map(len, found)) < size:
         text = "".join(piece(rng) for _ in range(2000))
         found += [text.encode(), damaged(rng, text)]
