@@ -3,18 +3,17 @@
 
 Every character, after one of each class; then mixed text: prose, sources, words of any script, odd white space, runs,
 special tokens, and bytes that are no UTF-8, which the library is given as Python's decode(errors="replace") has them.
-BPE from every form of its files; WordPiece with all that tokenizer_config.json and the normalizer of tokenizer.json may
-say of case, accents and ideographs. Then what is refused of a tokenizer.json, and the texts of token ids.
+BPE from every form of its files; WordPiece with what tokenizer_config.json and the normalizer of tokenizer.json may say
+of case, accents and ideographs. Then what is refused of a tokenizer.json, and the texts of token ids.
 
-    check_tokenizers.py TEST_TOKENIZERS [GPT2_BPE_FOLDER [MEGABYTES]]
+    check_tokenizers.py TEST_TOKENIZERS [GPT2_BPE_FOLDER]
 
-TEST_TOKENIZERS is the built dev/test/tokenizers.c. GPT-2's vocabulary is tested, on MEGABYTES of text (0.4), if the
-folder is there; LLMC_TEST_DATA may also hold prose (docs/testing.md). Run it at the top of the project.
+TEST_TOKENIZERS is the built dev/test/tokenizers.c. GPT-2's vocabulary is tested if the folder is there. Run it at the top
+of the project.
 """
 
 import array
 import glob
-import itertools
 import json
 import os
 import random
@@ -53,22 +52,19 @@ def piece(rng):
 
 
 def damaged(rng, text):
-    """UTF-8 with bytes changed, taken out and put in, and pieces of nothing but bytes."""
+    """Bytes that are no UTF-8 in a text, and nothing but such bytes."""
     data = bytearray(text.encode())
-    wrong = [b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xf0\x9f\x98", b"\xff"]
+    wrong = [b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xf0\x9f\x98"]
     for _ in range(len(data) // 40):
         at = rng.randrange(len(data))
-        some = bytes(rng.randrange(256) for _ in range(rng.randint(1, 12)))
-        cut = rng.choice([1, rng.randint(1, 3), 0, 0])
-        data[at : at + cut] = rng.choice([some[:1], b""]) if cut else rng.choice([rng.choice(wrong), some])
+        data[at : at + rng.randrange(3)] = rng.choice([*wrong, bytes(rng.randrange(256) for _ in range(9)), b""])
     return bytes(data)
 
 
 def mixed_text(size):
     """Documents of about `size` bytes in all: prose, sources, and pieces, of which half are no UTF-8."""
     rng = random.Random(20240520)
-    paths = [DATA + "/tinyshakespeare/input.txt", DATA + "/wikitext-2/*.txt", "build/test_corpus/text/*"]
-    found = [read(path, "rb")[: 1 << 13] for path in sorted(sum(map(glob.glob, paths), []))][:12]
+    found = [read(path, "rb")[: 1 << 13] for path in sorted(glob.glob("build/test_corpus/text/*"))[:12]]
     while sum(map(len, found)) < size:
         text = "".join(piece(rng) for _ in range(2000))
         found += [text.encode(), damaged(rng, text)]
@@ -140,7 +136,7 @@ def plain(vocabulary, merges):
 
 def own_tokenizers(folder, mixed):
     """A vocabulary made here: in tokenizer.json, with added tokens, some of which begin together, then with GPT-2's
-    pre-tokenizer in other words; then in GPT-2's files by either name. Yields each while it lies in the folder."""
+    pre-tokenizer in other words; then in GPT-2's files. Yields each while it lies in the folder."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     sizes = {"vocab_size": 3000, "initial_alphabet": ByteLevel.alphabet()}
@@ -158,29 +154,8 @@ def own_tokenizers(folder, mixed):
     yield "merges as strings", tokenizer
     os.remove(path)
     tokenizer = plain(folder + "/vocab.json", folder + "/merges.txt")
-    yield "vocab.json and merges.txt", tokenizer
-    os.rename(folder + "/vocab.json", folder + "/encoder.json")
-    write(folder + "/vocab.bpe", read(folder + "/merges.txt").replace("\n", "\r\n"))
-    os.remove(folder + "/merges.txt")
-    yield "encoder.json and vocab.bpe with the line ends of Windows", tokenizer
-
-
-def check_merges(program):
-    """Merges in any order, so that one forms a pair of a lower rank, and words that are full of them."""
-    rng, tokens, merges = random.Random(5), ["a", "b", "c"], {}
-    while len(tokens) < 40:
-        pair = rng.choice(tokens), rng.choice(tokens)
-        if "".join(pair) not in tokens:
-            tokens.append("".join(pair))
-            merges[pair] = 0
-    lines = [" ".join(pair) for pair in merges]
-    rng.shuffle(lines)
-    with tempfile.TemporaryDirectory() as folder:
-        write(folder + "/vocab.json", json.dumps({token: i for i, token in enumerate([*tokens, END_OF_TEXT])}))
-        write(folder + "/merges.txt", "\n".join(lines))
-        documents = ["".join(rng.choices("aabc", k=rng.randrange(40))).encode() for _ in range(2000)]
-        tokenizer = plain(folder + "/vocab.json", folder + "/merges.txt")
-        check_tokens("merges in any order", program, folder, tokenizer, documents)
+    write(folder + "/merges.txt", read(folder + "/merges.txt").replace("\n", "\r\n"))
+    yield "vocab.json and merges.txt with the line ends of Windows", tokenizer
 
 
 def check_bpe(program, mixed, gpt2):
@@ -191,7 +166,6 @@ def check_bpe(program, mixed, gpt2):
             check_tokens(name, program, own, tokenizer, documents)
             documents = mixed[:8]
         check_words(program, own)
-    check_merges(program)
     if os.path.isfile(gpt2 + "/encoder.json"):
         tokenizer = plain(gpt2 + "/encoder.json", gpt2 + "/vocab.bpe")
         check_tokens("GPT-2's vocabulary", program, gpt2, tokenizer, mixed)
@@ -207,6 +181,9 @@ def check_bpe(program, mixed, gpt2):
 ODD = f"""İstanbul ΑΣΣ Ὀδυσσεύς ᾼ ǅ ﬁne K Å Ａｂ ① Việt Łódź 東京tower 中\u0301国 abc中def 㐀 カタカナ 한국어 각
     \U0002a6df e\u00ad\u0301 a\u0323\u0301 a\u0301\u0323 \u0301a é.è!ê naïve-café's কো 豈 [MASK]É
     É[SEP]中 [mask] {"a" * 100} {"a" * 101}""".split()
+
+
+RULES = [(True, None, True), (True, False, True), (False, True, True), (False, None, False)]
 
 
 def save_vocabulary(folder, prose):
@@ -230,7 +207,7 @@ def check_wordpiece(program, mixed):
         characters = save_vocabulary(folder, prose)
         odd = [unicodedata.normalize(form, " ".join(ODD)).encode() for form in ("NFC", "NFD")]
         every = ["".join(f"a{c}b {c} " for c in characters[i::32]).encode() for i in range(32)]
-        for lower, accents, chinese in itertools.product((True, False), (None, True, False), (True, False)):
+        for lower, accents, chinese in RULES:
             rules = {"lowercase": lower, "strip_accents": accents, "handle_chinese_chars": chinese}
             library = BertWordPieceTokenizer(folder + "/vocab.txt", **rules)
             config = {"do_lower_case": lower, "strip_accents": accents, "tokenize_chinese_chars": chinese}
@@ -267,11 +244,7 @@ REFUSED = [  # where in tokenizer.json, what is there then (...: nothing), what 
         ("pre_tokenizer", ..., 'key "pre_tokenizer"'),
         ("pre_tokenizer.type", "Sequence", 'key "pre_tokenizer": "Sequence" differs'),
         ("pre_tokenizer.add_prefix_space", True, 'key "add_prefix_space"'),
-        ("normalizer", {}, 'key "normalizer"'),
         ("model.type", "Unigram", 'key "type"'),
-        ("model.dropout", 0.1, 'key "dropout"'),
-        ("model.end_of_word_suffix", "</w>", 'key "end_of_word_suffix"'),
-        ("model.vocab", ..., "no object of tokens"),
         ("model.vocab.a", -1, 'token "a": its id'),
         ("model.merges", ["a b", "ab  c"], "merge 2 is not two symbols"),
         ("model.merges", ["b a"], 'merge 1: "ba" is not in the vocabulary'),
@@ -280,16 +253,13 @@ REFUSED = [  # where in tokenizer.json, what is there then (...: nothing), what 
     ]),
     ("ids", {**GPT2, "pre_tokenizer": None}, [
         ("decoder.decoders.0.type", "Strip", "not a byte-level tokenizer"),
-        ("added_tokens.0.content", ..., "no content"),
         ("added_tokens.0.id", ..., 'token "q": its id'),
         ("model.vocab.a", 2, "its id 2 is also another token's"),
     ]),
     ("wordpiece", BERT, [
         ("normalizer.type", "Sequence", 'normalizer\'s "type" is "Sequence"; only "BertNormalizer"'),
         ("normalizer.clean_text", False, '"clean_text"'),
-        ("pre_tokenizer.type", "Whitespace", 'pre_tokenizer\'s "type" is "Whitespace"'),
         ("model.unk_token", "<unk>", '"unk_token" is "<unk>"'),
-        ("model.max_input_chars_per_word", 9, '"max_input_chars_per_word" is 9'),
         ("model.vocab", {}, r"has no \[PAD"),
         ("model.vocab.the", 7, 'token "the": its id 7 is not below'),
         ("added_tokens.4.content", "<x>", "added token <x> with the id 4 is not supported"),
@@ -322,8 +292,8 @@ def check_ids(program):
     equal("texts of ids", (end, found), ("9", [wanted[i].hex() if i in wanted else "-" for i in range(-1, 13)]))
 
 
-def main(program, gpt2=DATA + "/gpt2-bpe", megabytes="0.4"):
-    program, mixed = os.path.abspath(program), mixed_text(float(megabytes) * 1e6)
+def main(program, gpt2=DATA + "/gpt2-bpe"):
+    program, mixed = os.path.abspath(program), mixed_text(400000)
     check_bpe(program, mixed, gpt2)
     check_wordpiece(program, mixed[:8])
     check_refused(program)

@@ -1,10 +1,9 @@
 /* Tests of what ranks exchange. comm.sh starts them: one process is one rank.
  *
- *     test_comm collectives     sums, gathers and broadcasts, of the host and of the device; `N passed, N failed`
+ *     test_comm collectives     sums, gathers and broadcasts of the host; `N passed, N failed`
  *     test_comm save OUT OTHER WEIGHT         a checkpoint in OUT; the last rank has a directory OTHER and a WEIGHT */
 #include "dev/test/tests.h"
 #include "llmc/checkpoint/writer.h"
-#include "llmc/dist/collectives.h"
 
 enum { N = 1000, MOST_BYTES = 3000001 };
 
@@ -53,36 +52,6 @@ static void test_collectives(Tests* t, const ProcessGroup* group) {
     group_check_same(group, "nothing", "-b 4\n-t 1024\n");
 }
 
-// Sums, the maximum and broadcasts of the device's collectives. The numbers are integers, which add up exactly in any
-// order: rank r has i + r, all together `of_all`.
-static void test_device_sums(Tests* t, ProcessGroup* group) {
-    real values[N], mine[N], of_all[N];
-    double numbers[2] = {1.0 + group->rank, 0.5}, all = group->size * (group->size + 1) / 2.0;
-    uint32_t largest[2] = {(uint32_t)group->rank * 1000000000u + 5, 7};
-    Collectives c;
-    int good = 1, last = group->size - 1;
-    if (group->size == 1) return;
-    collectives_open(&c, group);
-    for (int i = 0; i < N; i++)
-        mine[i] = (real)(i + group->rank), of_all[i] = (real)(group->size * i + group->size * last / 2);
-    memcpy(values, mine, sizeof mine);
-    all_reduce(&c, values, N, SUM_REAL);
-    all_reduce(&c, numbers, 2, SUM_DOUBLE);
-    all_reduce(&c, largest, 2, MAX_UINT32);
-    good = memcmp(values, of_all, sizeof mine) == 0 && numbers[0] == all && numbers[1] == 0.5 * group->size;
-    expect_here(t, good, group, "sums on all ranks");
-    expect_here(t, largest[0] == (uint32_t)last * 1000000000u + 5 && largest[1] == 7, group, "the maximum");
-    for (int root = 0; root < group->size; root++) {
-        memcpy(values, mine, sizeof mine);
-        reduce(&c, values, N, SUM_REAL, root);
-        good &= memcmp(values, group->rank == root ? of_all : mine, sizeof mine) == 0;
-        broadcast(&c, values, sizeof mine, root);
-        good &= memcmp(values, of_all, sizeof mine) == 0;
-    }
-    expect_here(t, good, group, "a sum on one rank, the others keep their values; its broadcast");
-    collectives_close(&c);
-}
-
 // Every rank has a shard of the optimizer's state.
 static void save(ProcessGroup* group, const char* out, double weight) {
     static const TensorRow rows[] = {{"a", 0, {0, 0}, OWN, 0, INIT_ZERO}};
@@ -117,7 +86,6 @@ int main(int argc, char** argv) {
     group_init(&group, 30);
     if (strcmp(mode, "collectives") == 0) {
         test_collectives(&t, &group);
-        test_device_sums(&t, &group);
         double totals[2] = {t.passed, t.failed};
         group_sum_counts(&group, totals, 2);
         if (group.rank == 0) printf("%d ranks: %g passed, %g failed\n", group.size, totals[0], totals[1]);

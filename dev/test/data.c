@@ -2,8 +2,7 @@
  * ahead changes none of them, and bad files end with exit status 2 and one line that names them. dev/test/equal.txt and
  * dev/test/refuse.txt have what a run shows of it.
  *
- *     ./test_data [NAME]                               the tests whose name contains NAME
- *     ./test_data sentences PATTERN VOCABULARY_FOLDER  the sentences of a data set in words, for dev/test/prepare.py
+ *     ./test_data [NAME]      the tests whose name contains NAME
  *
  * The cases of reading ahead, "prefetch/...", are also built with -fsanitize=thread. */
 #include "dev/data/corpus_files.h"
@@ -12,7 +11,6 @@
 #include "llmc/data/lm_data.h"
 #include "llmc/data/safetensors_writer.h"
 #include "llmc/data/token_scan.h"
-#include "llmc/text/wordpiece.h"
 
 // ---------------------------------------------------------------------------------------------------------
 // Shards
@@ -49,17 +47,11 @@ static Text file_text(const char* path) {
 
 static int same(const int* a, const int* b, int n) { return memcmp(a, b, (size_t)n * sizeof(int)) == 0; }
 
-static void put_bytes(Tests* t, const char* path, const void* bytes, size_t n, off_t offset) {
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    EXPECT_EQ(t, pwrite(fd, bytes, n, offset), (ssize_t)n);
-    close(fd);
-}
-
 // The largest token is found anywhere: at both ends, and at the ends of the pieces that threads read. Of equal ones the
 // first is.
 static void test_shards_scan(Tests* t) {
     enum { MOST = 70000 };
-    int* tokens = (int*)xcalloc(MOST, sizeof(int));
+    static int tokens[MOST];
     for (int width = 2; width <= 4; width += 2) {
         const int piece = SCAN_PIECE / width, places[] = {0, piece - 1, piece, MOST - 1};
         const int large = width == 2 ? 65535 : -2;  // as unsigned numbers the largest but one
@@ -75,7 +67,6 @@ static void test_shards_scan(Tests* t) {
             shards_close(&s);
         }
     }
-    free(tokens);
 }
 
 // Every window of seven tokens, by a model of 3000 tokens.
@@ -113,9 +104,7 @@ static void test_shards_refused(Tests* t) {
         {"half a header", 0, 0, 0, -21, "1023 bytes are too few"},
         {"no tokens", 8, 4, 0, -20, "contains no tokens"},
         {"half a token more", 0, 0, 0, 1, "damaged"},
-        {"a token more", 0, 0, 0, 2, "damaged"},
         {"a count below 0", 8, 4, -1, 0, "gives 4294967295 tokens"},
-        {"2^32 tokens more", 12, 4, 1, 0, "gives 4294967306 tokens"},
         {"another version", 4, 4, 2, 0, "version 2"},
         {"another width", 0, 4, SHARD_MAGIC_UINT32, 0, "version 1, but only version 7"},
     };
@@ -124,7 +113,6 @@ static void test_shards_refused(Tests* t) {
         {"a byte is missing", 0, 0, 0, -1, "truncated"},
         {"an unknown kind", 16, 4, 2, 0, "has the mask 2"},
         {"negative rows", 20, 4, -5, 0, "row length -5"},
-        {"bytes that the header does not announce", 16, 4, 0, 0, "damaged"},
         {"rows that sequences cut", 20, 4, 5, 0, "rows of 5 tokens, which sequences of 7"},
     };
     const int zeros[1000] = {0};
@@ -164,16 +152,18 @@ static void test_batch_mask(Tests* t) {
     EXPECT_EQ(t, batch_lm_count(&b, 2, 8), 2 * (7 + T));  // over two epochs
     // Another mask is other data.
     uint32_t before = shards_fingerprint(&s);
-    put_bytes(t, path, "\7", 1, SHARD_HEADER_BYTES + 4 * (T + 1));
+    Text file = file_text(path);
+    file.text[file.length - 1] ^= 1;
+    free(put_file(t, "c.bin", file.text, file.length));
     EXPECT(t, shards_fingerprint(&s) != before);
     batch_lm_free(&b), shards_close(&s);
-    free(path);
+    free(path), free(file.text);
 }
 
 // Every epoch has all windows, in an order of its own.
 static void test_batch_shuffle(Tests* t) {
     enum { WINDOWS = 101, T = 3, EPOCHS = 3 };
-    int first[EPOCHS * WINDOWS], seen[WINDOWS] = {0}, as_before = 0, in_order = 0;
+    int first[EPOCHS * WINDOWS], seen[WINDOWS] = {0}, as_before = 0;
     BatchLm b;
     free(put_shard(t, "a.bin", 0, 50 * T + 1, 2));
     free(put_shard(t, "b.bin", 50 * T, 51 * T + 1, 2));
@@ -182,13 +172,12 @@ static void test_batch_shuffle(Tests* t) {
     for (int i = 0; i < EPOCHS * WINDOWS; i++) {
         int inputs[T], targets[T];
         batch_lm_read(&b, (uint64_t)i, inputs, targets, NULL);
-        EXPECT(t, inputs[0] % T == 0 && targets[T - 1] == inputs[0] + T);
+        EXPECT_EQ(t, targets[T - 1], inputs[0] + T);
         EXPECT_EQ(t, seen[inputs[0] / T]++, i / WINDOWS);
         first[i] = inputs[0];
-        as_before += i >= WINDOWS && first[i - WINDOWS] == first[i];
-        in_order += first[i] == i % WINDOWS * T;
+        as_before += first[i] == (i < WINDOWS ? i * T : first[i - WINDOWS]);
     }
-    EXPECT(t, as_before < 20 && in_order < 20);
+    EXPECT(t, as_before < 30);
     batch_lm_free(&b), shards_close(&s);
 }
 
@@ -272,20 +261,15 @@ static void test_safetensors_types(Tests* t) {
         double value;
     } cases[] = {{"F16", 0xC000, -2},
                  {"F16", 0x0001, 0x1p-24},
-                 {"F16", 0x7BFF, 65504},
-                 {"F16", 0x8000, -0.0},
                  {"F16", 0xFC00, -INFINITY},
-                 {"F16", 0x7E00, NAN},
                  {"BF16", 0x7F80, INFINITY},
                  {"BF16", 0x4049, 3.140625},
-                 {"F32", 0xFF61B1E6, (double)-3e38f},
+                 {"F32", 0xC0200000, -2.5},
                  {"F64", 0xC004000000000000, -2.5}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         real got;
         safetensors_convert(&got, (const char*)&cases[i].bits, 1, cases[i].dtype);
-        double is = (double)got, due = (double)(real)cases[i].value;
-        if (isnan(due) ? !isnan(is) : is != due || signbit(is) != signbit(due))
-            fail(t, "%s %llx is %g, not %g", cases[i].dtype, (unsigned long long)cases[i].bits, is, due);
+        if ((double)got != (double)(real)cases[i].value) fail(t, "case %zu is %g", i, (double)got);
     }
 }
 
@@ -296,18 +280,13 @@ static void test_safetensors_refused(Tests* t) {
     static const TextChange changes[] = {
         {"}}", "}}   ", NULL},
         {"[8,9]", "[7,8]", "\"y\": begins at byte"},
-        {"[2,1],\"data_offsets\":[0,8]", "[1],\"data_offsets\":[0,4]", "\"y\": begins at byte"},
         {"[8,9]", "[8,10]", "\"y\": bytes 8 to 10 are not inside"},
-        {"[0,8]", "[8,0]", "\"x\": bytes 8 to 0"},
-        {"[2,1]", "[3]", "do not fit its 8 bytes"},
         {"F32", "F31", "dtype \"F31\""},
         {"[2,1]", "[4611686018427387904]", "do not fit its 8 bytes"},
         {"[2,1]", "[1,1,1,1,1,1,1,1,2]", "9 dimensions"},
-        {"[0,8]", "[0]", "its entry is not"},
         {"\"y\"", "\"x\"", "occurs twice"},
         {"\"b\"", "1", "__metadata__"},
         {"{", " {", "not a JSON object"},
-        {"F32\"", "F32", "not valid JSON"},
     };
     static const FileChange lengths[] = {
         {"a header beyond the file", 0, 8, -1, 0, "should have 18446744073709551615 bytes"},
@@ -387,11 +366,9 @@ static void test_sentences_refused(Tests* t) {
     enum { TOKENS = SHARD_HEADER_BYTES, BEGIN = TOKENS + 8, FIRST = BEGIN + 12 };
     static const FileChange changes[] = {
         {"as it is", 0, 0, 0, 0, NULL},
-        {"a larger vocabulary", 20, 4, 10, 0, NULL},
         {"a token outside the vocabulary", TOKENS + 4, 2, 9, 0,
          "token 9 at position 2 is outside the file's vocabulary of 9"},
         {"sentences that go back", BEGIN + 4, 4, 5, 0, "are not in order"},
-        {"a document without sentences", FIRST + 4, 4, 0, 0, "are not in order"},
         {"a special token outside the vocabulary", 40, 4, 9, 0, "a special token the id 9"},
         {"no documents", 16, 4, 0, -8, "contains no documents"},
         {"another file", 0, 4, SENTENCES_MAGIC ^ 1, 0, "is not a file of sentences"},
@@ -415,7 +392,7 @@ static void test_sentences_refused(Tests* t) {
 // Batches of masked sentences
 
 typedef struct {
-    int64_t tokens, sequences, masked, as_mask, as_random, from_lower_half, as_itself, pairs, random_pairs, adjoining;
+    int64_t tokens, masked, as_mask, as_random, from_lower_half, pairs, random_pairs;
 } MlmShares;
 
 // The rows of a segment have consecutive tokens of one document.
@@ -430,9 +407,9 @@ static int is_segment(const int* text, int begin, int end) {
 
 // Check one sequence against the recipe. `text` is the batch without masks.
 static void check_sequence(Tests* t, MlmShares* c, const MlmData* data, const MlmBatch* b, const int* text, int s) {
-    int begin = b->cu_seqlens[s], end = b->cu_seqlens[s + 1], length = end - begin, sep = begin;
+    int begin = b->cu_seqlens[s], end = b->cu_seqlens[s + 1], sep = begin;
     int next = data->recipe.next_sentence, label = b->next_targets[s];
-    EXPECT(t, length >= 3 + 2 * next && length <= min_int(data->T, b->max_length));
+    EXPECT(t, end - begin >= 3 + 2 * next && end - begin <= min_int(data->T, b->max_length));
     EXPECT(t, text[begin] == CLS && text[end - 1] == SEP);
     while (sep < end - 1 && text[sep] != SEP) sep++;
     EXPECT(t, next ? sep < end - 1 : sep == end - 1 && label == -1);
@@ -440,47 +417,38 @@ static void check_sequence(Tests* t, MlmShares* c, const MlmData* data, const Ml
     for (int i = begin; i < end; i++)
         EXPECT(t, b->sequence[i] == s && b->position[i] == i - begin && b->types[i] == (i > sep));
     if (t->is_bad || !next) return;
-    int a_last = text[sep - 1] - FIRST_TOKEN, b_first = text[sep + 1] - FIRST_TOKEN, document = made.document[a_last];
-    int has_next = made.sentences[document] > 1, adjoins = b_first == a_last + 1;
     // The label is correct, and B follows A directly in a pair that was not cut.
+    int a_last = text[sep - 1] - FIRST_TOKEN, b_first = text[sep + 1] - FIRST_TOKEN, document = made.document[a_last];
     EXPECT_EQ(t, label, made.document[b_first] != document);
-    EXPECT(t, label || (b_first > a_last && made.sentence[b_first] > made.sentence[text[begin + 1] - FIRST_TOKEN]));
-    if (label == 0 && length < data->T && !data->order)
-        EXPECT(t, adjoins && made.sentence[b_first] == made.sentence[a_last] + 1);
-    EXPECT(t, has_next || label);
-    c->adjoining += label == 0 && adjoins;
-    c->pairs += has_next;
-    c->random_pairs += has_next && label;
+    EXPECT(t, label || made.sentence[b_first] > made.sentence[text[begin + 1] - FIRST_TOKEN]);
+    EXPECT(t, label || end - begin == data->T || data->order || b_first == a_last + 1);
+    if (made.sentences[document] > 1) c->pairs++, c->random_pairs += label;
 }
 
 static void check_batch(Tests* t, MlmShares* c, const MlmData* data, const MlmBatch* b) {
     int* text = (int*)xmalloc((size_t)b->rows * sizeof(int));
     unsigned char* is_masked = (unsigned char*)xcalloc((size_t)b->rows, 1);
-    int64_t squares = 0;
     memcpy(text, b->tokens, (size_t)b->rows * sizeof(int));
     for (int i = 0; i < b->masked; i++) {
         int row = b->masked_rows[i], token = b->tokens[row], is_random = token != MASK && token != b->targets[i];
         EXPECT(t, row >= 0 && row < b->rows && (i == 0 || row > b->masked_rows[i - 1]));
         EXPECT(t, b->targets[i] >= FIRST_TOKEN);  // not [CLS], not [SEP]
-        text[row] = b->targets[i];
-        is_masked[row] = 1;
-        c->as_mask += token == MASK, c->as_itself += token == b->targets[i], c->as_random += is_random;
+        text[row] = b->targets[i], is_masked[row] = 1;
+        c->as_mask += token == MASK, c->as_random += is_random;
         c->from_lower_half += is_random && token < MADE_V / 2;
     }
-    EXPECT(t, b->cu_seqlens[0] == 0 && b->cu_seqlens[b->count] == b->rows);
+    EXPECT_EQ(t, b->cu_seqlens[b->count], b->rows);
     for (int s = 0; s < b->count && !t->is_bad; s++) {
-        int begin = b->cu_seqlens[s], end = b->cu_seqlens[s + 1], length = end - begin, n = 0, cut = 0;
-        for (int i = begin; i < end; i++) n += is_masked[i];
-        EXPECT_EQ(t, n, min_int(max_int(1, (int)nearbyint(0.15 * length)), data->recipe.max_predictions));
-        squares += (int64_t)length * length;
+        int begin = b->cu_seqlens[s], end = b->cu_seqlens[s + 1], n = 0, cut = 0;
+        for (int i = begin; i < end; i++) {
+            n += is_masked[i];
+            cut += i > begin && made_continues(text[i]) && is_masked[i] != is_masked[i - 1] && text[i - 1] != CLS;
+        }
+        EXPECT_EQ(t, n, min_int(max_int(1, (int)nearbyint(0.15 * (end - begin))), data->recipe.max_predictions));
+        EXPECT(t, !data->recipe.whole_words || cut <= 1);  // one word may fill up the count
         check_sequence(t, c, data, b, text, s);
-        // A mask covers whole words, except for one word that filled up the count.
-        for (int i = begin + 1; i < end; i++)
-            cut += text[i - 1] >= FIRST_TOKEN && made_continues(text[i]) && is_masked[i] != is_masked[i - 1];
-        EXPECT(t, !data->recipe.whole_words || cut <= 1);
     }
-    EXPECT_EQ(t, squares, b->sum_sq_len);
-    c->tokens += b->rows, c->sequences += b->count, c->masked += b->masked;
+    c->tokens += b->rows, c->masked += b->masked;
     free(text), free(is_masked);
 }
 
@@ -490,39 +458,32 @@ static void expect_share(Tests* t, const char* what, int64_t got, int64_t of, do
         fail(t, "%s: %lld of %lld, %.1f sigma off", what, (long long)got, (long long)of, off / sigma);
 }
 
-// A million tokens made with each recipe.
+// As published; whole words of single segments; pairs, packed.
 static void test_mlm_recipes(Tests* t) {
-    static const struct {
-        MlmRecipe recipe;
-        int T, B, least, most;  // tokens of a sequence on average
-    } cases[] = {{{20, 0.15, 0, 1, 0, 0.1}, 128, 32, 100, 128}, {{20, 0.15, 0, 1, 0, 1}, 128, 7, 0, 100},
-                 {{3, 0.15, 0, 1, 0, 0.1}, 64, 16, 0, 64},      {{20, 0.15, 1, 1, 0, 0.1}, 128, 32, 0, 128},
-                 {{20, 0.15, 1, 0, 0, 0.1}, 16, 32, 0, 16},     {{1, 0.15, 0, 0, 0, 0.1}, 8, 32, 0, 8},
-                 {{39, 0.15, 0, 1, 3, 0.1}, 256, 8, 0, 256}};
+    enum { B = 32, T = 128 };
+    static const MlmRecipe recipes[] = {{20, 0.15, 0, 1, 0, 0.1}, {3, 0.15, 1, 0, 0, 1}, {20, 0.15, 0, 1, 3, 0.1}};
     const char* pattern = make_sentences(t, 2, MOST_DOCUMENTS / 2);
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+    for (size_t i = 0; i < COUNT_OF(recipes); i++) {
         MlmShares c = {0};
         MlmData data;
         MlmBatch b;
-        mlm_open(&data, pattern, cases[i].T, cases[i].recipe, 42);
-        mlm_batch_alloc(&b, cases[i].B, cases[i].T, cases[i].recipe.max_predictions);
-        for (uint64_t index = 0; c.tokens < 1000000 && !t->is_bad; index += (uint64_t)cases[i].B) {
-            mlm_batch_build(&b, &data, index, cases[i].B);
-            EXPECT_EQ(t, b.count, mlm_count(&data, index, (uint64_t)cases[i].B));
+        mlm_open(&data, pattern, T, recipes[i], 42);
+        mlm_batch_alloc(&b, B, T, recipes[i].max_predictions);
+        for (uint64_t index = 0; c.tokens < 300000 && !t->is_bad; index += B) {
+            mlm_batch_build(&b, &data, index, B);
+            EXPECT_EQ(t, b.count, mlm_count(&data, index, B));
             check_batch(t, &c, &data, &b);
         }
         expect_share(t, "[MASK]", c.as_mask, c.masked, 0.8);
         expect_share(t, "random token", c.as_random, c.masked, 0.1);
         expect_share(t, "random token of the vocabulary's lower half", c.from_lower_half, c.as_random, 0.5);
         expect_share(t, "random next sentence", c.random_pairs, c.pairs, 0.5);
-        EXPECT_EQ(t, c.adjoining > 0, cases[i].recipe.next_sentence);
-        EXPECT(t, c.tokens >= c.sequences * cases[i].least && c.tokens <= c.sequences * cases[i].most);
         mlm_batch_free(&b), mlm_close(&data);
     }
 }
 
-// Every epoch visits each row once, in an order and with masks of its own, which are others for another seed. That
-// batches are the same however they are cut is a row of dev/test/equal.txt.
+// Every epoch visits each row once, in an order and with masks of its own; another seed has another order. That batches
+// are the same however they are cut is a row of dev/test/equal.txt.
 static void test_mlm_stream(Tests* t) {
     const char* pattern = make_sentences(t, 2, 60);
     MlmRecipe r = published_recipe();
@@ -540,7 +501,7 @@ static void test_mlm_stream(Tests* t) {
         mlm_batch_alloc(&b[i / n], 1, 96, r.max_predictions);
         mlm_batch_build(&b[i / n], &data, i, 1);
     }
-    EXPECT(t, as_before < n / 4 && as_other < n / 4 && mlm_fingerprint(&data) == mlm_fingerprint(&other));
+    EXPECT(t, as_before < n / 4 && as_other < n / 4);
     EXPECT(t, memcmp(b[0].tokens, b[1].tokens, (size_t)min_int(b[0].rows, b[1].rows) * sizeof(int)) != 0);
     mlm_batch_free(&b[0]), mlm_batch_free(&b[1]);
     free(seen), mlm_close(&data), mlm_close(&other);
@@ -599,44 +560,28 @@ static int is_window(const Batch* b, const BatchLm* from, uint64_t sequence) {
 static void test_windows(Tests* t) {
     enum { MICRO_STEPS = 3 };
     char* pattern = put_windows(t);
-    for (int way = 0; way < 8; way++) {
+    for (int ranks = 1; ranks <= 3; ranks++) {
         LmData data;
         Context ctx;
         uint64_t start = 0;
-        int ranks = 1 + way / 2;
-        open_windows(&data, pattern, way % 2 ? SHUFFLED : IN_ORDER, ranks, &ctx);
+        open_windows(&data, pattern, ranks > 1 ? SHUFFLED : IN_ORDER, ranks, &ctx);
         for (uint32_t step = 0; step < 200; step++) {
             uint32_t draw = philox(step, 0, 0, 0, 77).v[0];
-            int rank = draw % 13 ? ranks - 1 : 0;
             if (draw % 7 == 0) start = draw >> 8;
             for (int i = 0; i < MICRO_STEPS; i++) {
-                int first = (i * ranks + rank) * B;
+                int first = (i * ranks + ranks - 1) * B;
                 Batch b = lm_data_train(&data, start, first, &ctx);
                 EXPECT(t, is_window(&b, &data.train, start + (uint64_t)first) && b.s.first == first && !b.s.parts);
             }
-            Batch b = draw % 5 ? lm_data_train(&data, start, 0, &ctx) : lm_data_val(&data, draw >> 8, B, &ctx);
-            EXPECT(t, draw % 5 ? is_window(&b, &data.train, start) : is_window(&b, &data.val, draw >> 8));
+            if (draw % 5 == 0) {
+                Batch b = lm_data_val(&data, draw >> 8, B, &ctx);
+                EXPECT(t, is_window(&b, &data.val, draw >> 8));
+            }
             if (draw % 11) start += (uint64_t)(B * ranks * MICRO_STEPS);
         }
         close_windows(&data, &ctx);
     }
     free(pattern);
-}
-
-// A token out of range that was only read ahead does not end the run; dev/test/refuse.txt has what does.
-static void test_bad_token(Tests* t) {
-    LmData data;
-    Context ctx;
-    char* path = put_shard(t, "bad.bin", 1, T * WINDOWS + 1, 2);
-    const uint16_t bad = V + 3;
-    put_bytes(t, path, &bad, sizeof bad, SHARD_HEADER_BYTES + 2 * (8 * T + 2));
-    open_windows(&data, path, IN_ORDER, 1, &ctx);
-    for (uint64_t sequence = 0; sequence <= 6; sequence += B) lm_data_train(&data, sequence, 0, &ctx);
-    prefetch_wait(&data.ahead, data.ahead.asked - 1);
-    Batch b = lm_data_train(&data, 10, 0, &ctx);  // a jump over window 8
-    EXPECT(t, is_window(&b, &data.train, 10));
-    close_windows(&data, &ctx);
-    free(path);
 }
 
 static int same_batch(const MlmBatch* a, const MlmBatch* b) {
@@ -645,66 +590,33 @@ static int same_batch(const MlmBatch* a, const MlmBatch* b) {
            same(a->next_targets, b->next_targets, a->count);
 }
 
-// Jumps, repetitions and validation load what a plain reader reads.
+// The same of masked sentences.
 static void test_masked(Tests* t) {
-    enum { MLM_T = 24 };
+    enum { MLM_T = 24, RANKS = 3, RANK = 1, MICRO_STEPS = 2, STEP = B * RANKS * MICRO_STEPS };
+    static const uint64_t starts[] = {0, STEP, 2 * STEP, 2 * STEP, 5, 5 + STEP, 1000, 0};
     const MlmRecipe recipe = {4, 0.15, 0, 1, 2, 0.1};
     const char* pattern = make_sentences(t, 1, 20);
-    for (int way = 0; way < 8; way++) {
-        MlmSource source = {0};
-        MlmBatch plain;
-        Context ctx;
-        uint64_t start = 0;
-        int ranks = 1 + way / 2, micro_steps = way % 2 ? 3 : 1;
-        context_init(&ctx);
-        mlm_source_alloc(&source, recipe, B, MLM_T, micro_steps, &ctx);
-        mlm_source_open(&source, pattern, pattern, MADE_V, 11);
-        mlm_batch_alloc(&plain, B, MLM_T, recipe.max_predictions);
-        for (uint32_t step = 0; step < 120; step++) {
-            uint32_t draw = philox(step, 0, 0, 0, 78).v[0];
-            int rank = draw % 13 ? ranks - 1 : 0;
-            if (draw % 7 == 0) start = draw >> 8;
-            mlm_source_build(&source, start, B, micro_steps, rank, ranks);
-            for (int i = 0; i < micro_steps; i++) {
-                uint64_t before = (uint64_t)((i * ranks + rank) * B);
-                mlm_batch_build(&plain, &source.train, start + before, B);
-                plain.first = mlm_count(&source.train, start, before);
-                EXPECT(t, same_batch(&source.batches[i], &plain));
-            }
-            if (draw % 5 == 0) mlm_batch_build(&source.batches[0], &source.val, draw >> 8, B);  // a validation
-            if (draw % 11) start += (uint64_t)(B * ranks * micro_steps);
-        }
-        mlm_batch_free(&plain), mlm_source_close(&source);
-        context_free(&ctx);
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// For dev/test/prepare.py
-
-// A blank line comes after each document.
-static int print_sentences(char** arguments) {
-    Sentences s;
-    WordPiece w;
-    Text text = {NULL, 0, 0};
-    sentences_open(&s, arguments[0]);
-    if (wordpiece_open(&w, arguments[1], CASE_OF_MODEL) != 0 || w.size != s.vocabulary.V || w.mask != s.vocabulary.mask)
-        die(USAGE, "%s: holds another vocabulary than %s", arguments[1], arguments[0]);
-    for (uint64_t d = 0; d < s.documents; d++, text_append(&text, "\n", 1)) {
-        for (uint32_t i = 0; i < s.document[d].sentences; i++, text_append(&text, "\n", 1)) {
-            size_t n = sentences_length(&s, d, i, i + 1);
-            int* ids = (int*)xmalloc(n * sizeof(int));
-            sentences_read(ids, &s, d, i, 0, n, NULL);
-            wordpiece_decode(&text, &w, ids, n);
-            free(ids);
+    MlmSource source = {0};
+    MlmBatch plain;
+    Context ctx;
+    context_init(&ctx);
+    mlm_source_alloc(&source, recipe, B, MLM_T, MICRO_STEPS, &ctx);
+    mlm_source_open(&source, pattern, pattern, MADE_V, 11);
+    mlm_batch_alloc(&plain, B, MLM_T, recipe.max_predictions);
+    for (size_t step = 0; step < COUNT_OF(starts); step++) {
+        mlm_source_build(&source, starts[step], B, MICRO_STEPS, RANK, RANKS);
+        for (int i = 0; i < MICRO_STEPS; i++) {
+            uint64_t before = (uint64_t)((i * RANKS + RANK) * B);
+            mlm_batch_build(&plain, &source.train, starts[step] + before, B);
+            plain.first = mlm_count(&source.train, starts[step], before);
+            EXPECT(t, same_batch(&source.batches[i], &plain));
         }
     }
-    fwrite(text.text, 1, text.length, stdout);
-    return DONE;
+    mlm_batch_free(&plain), mlm_source_close(&source);
+    context_free(&ctx);
 }
 
 int main(int argc, char** argv) {
-    if (argc == 4 && strcmp(argv[1], "sentences") == 0) return print_sentences(argv + 2);
     static const TestCase cases[] = {
         {"shards/refused", test_shards_refused},
         {"batch_lm/mask", test_batch_mask},
@@ -718,7 +630,6 @@ int main(int argc, char** argv) {
         {"safetensors/types", test_safetensors_types},
         {"safetensors/refused", test_safetensors_refused},
         {"prefetch/windows", test_windows},
-        {"prefetch/bad_token", test_bad_token},
         {"prefetch/masked", test_masked},
         {"shards/scan", test_shards_scan},  // last: children of a process with threads seem to leak
     };

@@ -3,9 +3,8 @@
 
     page.py TRAINER          from the repository's root, for example ./train_gpt2
 
-Opens the page of a profiled run in headless Chromium, and one made from it: thousands of rows with names that try to
-break out of the page, nothing that has flops. Any output on the console is a failure. Skips the browser without
-Chromium; CHROMIUM names one outside the PATH.
+Opens the page of a profiled run, whose folder has a name that tries to break out of the page, in headless Chromium.
+Any output on the console is a failure. Skips the browser without Chromium; CHROMIUM names one outside the PATH.
 """
 import html
 import json
@@ -59,47 +58,29 @@ setTimeout(() => {
 }, 200);
 </script>"""
 
-DATA = re.compile(r'(?<=<script id="data" type="application/json">).*?(?=</script>)', re.S)
 EVIL = "</script><script>document.title = 1</script><!--<script><img src=x onerror=alert(1)>&amp;\"'`\u2028\u202e"
-EVIL += "a::long<name>" * 9
 
 
-def hostile(page):
-    """The page with thousands of kernels on two streams, longer names, and no flops."""
-    tables = json.loads(DATA.search(page)[0])
-    for table in tables:
-        if table["id"] == "kernels":
-            table["rows"] = [[*row] for row in table["rows"] * (4000 // len(table["rows"]))]
-        for i, row in enumerate(table["rows"]):
-            for c, (column, _) in enumerate(table["columns"]):
-                if column in ("op", "kernel", "cause") or (column == "value" and row[0] == "fact"):
-                    row[c] = EVIL + str(row[c])
-                row[c] = {"gflop": None, "tflop_s": None, "stream": 7 + i % 2}.get(column, row[c])
-    return DATA.sub(lambda _: json.dumps(tables).replace("<", "\\u003c"), page)
-
-
-def open_page(browser, name, page, folder):
+def open_page(browser, page, folder):
     """Count the checks of a page in the browser as one case."""
     head, body = page.index("<head>") + len("<head>"), page.rindex("</body>")
     write(folder + "/page.html", page[:head] + LISTEN + page[head:body] + CHECK + page[body:])
     flags = "--headless --no-sandbox --disable-gpu --window-size=1280,900 --dump-dom --enable-logging=stderr"
-    done = run(browser, *flags.split(), f"--user-data-dir={folder}/{name}", "--virtual-time-budget=60000",
+    done = run(browser, *flags.split(), f"--user-data-dir={folder}/browser", "--virtual-time-budget=60000",
                f"file://{folder}/page.html")
     result = re.search(r'<pre id="checks">(.*?)</pre>', done.stdout, re.S)
     why = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     why += json.loads(html.unescape(result[1])) if result else [f"no end of the checks; status {done.returncode}"]
-    verdict(f"{name} page in the browser", "\n".join(why[:10]))
+    verdict("the page in the browser", "\n".join(why[:10]))
 
 
 names = [os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
 browser = next(filter(None, (shutil.which(name) for name in names if name)), None)
 with tempfile.TemporaryDirectory() as W:
     flags = "-e L=2,C=128,NH=4,T=64 -b 8 -v 0 -s 0 -n 0 -x 8 --profile 1 -o".split()
-    verdict("a profiled run", failure(run(sys.argv[1], *flags, W + "/out")))
-    page = read(W + "/out/profile/profile.html")
+    verdict("a profiled run", failure(run(sys.argv[1], *flags, f"{W}/{EVIL}")))
     if browser:
-        open_page(browser, "a run's", page, W)
-        open_page(browser, "a hostile", hostile(page), W)
+        open_page(browser, read(f"{W}/{EVIL}/profile/profile.html"), W)
     else:
         skip("page", "no Chromium found (CHROMIUM=PATH names one)")
 finish()

@@ -8,10 +8,7 @@ set -u
 PROGRAM=${1:-}
 . "$(dirname "$0")/shell.sh"
 
-# Quickstart's model for sums of times (smaller under a sanitizer); a smaller one for the rest.
-model="-e L=4,C=128,NH=4,T=64 -b 8 -v 0 -s 0 -n 0"
-is_sanitized && model="-e L=4,C=64,NH=2,T=32 -b 4 -v 0 -s 0 -n 0"
-small="-e L=2,C=16,NH=2,T=16 -b 2 -d 64 --dropout 0.1 -l 1e-2 -v 0 -s 0"
+model="-e L=2,C=16,NH=2,T=16 -b 2 -d 64 --dropout 0.1 -l 1e-2 -v 0 -s 0"
 
 # A number of the step.
 number() { # DIRECTORY NAME
@@ -33,58 +30,31 @@ says() { # FILE PATTERN
     grep -Eq -- "$2" "$1" || echo "${1#"$work"/} does not say '$2'"
 }
 
-# A busy machine may interrupt the program between two ops; hence five attempts.
-for attempt in 1 2 3 4 5; do
-    run $model -x 9 --profile 2 -o whole --overwrite 1
-    why=$(ended_with 0)
-    [ -z "$why" ] || break
-    why=$(awk -v rows="$(number whole/profile kernels_ms)" -v step="$(number whole/profile profiled_ms)" \
-        'BEGIN {d = step > 0 ? rows / step - 1 : 1; if (d * d > 0.0009) print "the rows take " rows " ms of " step}')
-    [ -n "$why" ] || break
-done
-verdict 'the rows add up to the step, within 3 %' "$why"
-why=$(wrong whole/profile backward forward optimizer)
+run $model -x 9 --profile 2 -o whole
+why=$(ended_with 0)$(wrong whole/profile backward forward optimizer)
 why+=$(says "$work/stdout" '^By op$')$(says "$work/stdout" '^whole profile: whole/profile/profile.txt')
 why+=$(says whole/profile/profile.txt '^step +(8|9), the median of 8 to 9 by time, after 5 warm-up and 2 plain steps$')
-[ "$(head -n 1 whole/profile/profile.txt)" = "$PROGRAM $model -x 9 --profile 2 -o whole --overwrite 1" ] || why+='the command is another'
+[ "$(head -n 1 whole/profile/profile.txt)" = "$PROGRAM $model -x 9 --profile 2 -o whole" ] || why+='the command is another'
 verdict 'files and the printed report' "$why"
 
-run $small -x 9 --profile 2 --mode backward -m 3 -o mode
-why=$(ended_with 0)$(wrong mode/profile backward forward)$(says mode/profile/profile.txt '^mode +forward and backward$')
-! find mode -name '*.safetensors' | grep -q . || why+='a checkpoint was written'
-verdict "--mode backward: neither an optimizer's rows nor a checkpoint" "$why"
-run $small -x 3 --profile 1 --profile-warmup 1 -o ''
+run $model -x 3 --profile 1 --profile-warmup 1 -o ''
 why=$(ended_with 0)$(says "$work/stdout" '^By op$')
 ! grep -q 'whole profile' "$work/stdout" || why+='files are named'
 verdict "-o '': printed, no files" "$why"
-
-# A signal between profiled steps, after the three that are logged.
-"$PROGRAM" $model -x 400 --profile 60 --profile-warmup 0 -o cut </dev/null >"$work/stdout" 2>"$work/stderr" &
-until grep -q '^{"step": 63, ' cut/log.jsonl 2>/dev/null || ! kill -0 $! 2>/dev/null; do sleep 0.01; done
-kill -TERM $! && wait $!
-status=$?
-taken=$(sed -nE 's/^the run was stopped after ([0-9]+) of 60 profiled steps: the profile is of these$/\1/p' "$work/stdout")
-last=$((60 + ${taken:-0}))
-why=$(ended_with 0)$(wrong cut/profile backward forward optimizer)
-why+=$(says "$work/stdout" "^stopped by signal 15 after step $last, saved\$")
-why+=$(says cut/profile/profile.txt "^step .* the median of 61 to $last by time, .* was stopped before the rest\$")
-verdict 'a signal between profiled steps: a profile of those' "$why"
 
 # ---------------------------------------------------------------------------------------------------------
 # Ranks
 
 prepare_ranks || { skip 'two ranks' "$why"; finish; exit; }
-timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" $small -x 9 --profile 1 -o two \
+timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" $model -x 9 --profile 1 -o two \
     </dev/null >"$work/stdout" 2>"$work/stderr"
 status=$?
 why=$(ended_with 0)$(says "$work/stdout" '^slowest +rank [01]')
 [ "$(grep -c '^By op$' "$work/stdout")" = 1 ] || why+='not printed once'
 for rank in 0 1; do
     why+=$(wrong two/profile/rank_$rank backward communication forward optimizer)
-    for pattern in "^rank +$rank of 2\$" 'The slowest is rank [01], [0-9.]+ % slower than rank [01]\.$' \
-        '^slowest +rank [01] with [0-9.]+ ms of its own work' '^overlap +[0-9.]+ % of'; do
-        why+=$(says two/profile/rank_$rank/profile.txt "$pattern")
-    done
+    why+=$(says two/profile/rank_$rank/profile.txt 'The slowest is rank [01], [0-9.]+ % slower than rank')
+    why+=$(says two/profile/rank_$rank/profile.txt '^overlap +[0-9.]+ % of')
 done
 table() { sed -n '/^The ranks$/,/^$/p' "two/profile/rank_$1/profile.txt"; }
 [ "$(table 0)" = "$(table 1)" ] || why+='the ranks report different steps'

@@ -57,45 +57,33 @@ static int test_rename(const char* from, const char* to) {
 // ---------------------------------------------------------------------------------------------------------
 // Sampler
 
-// The token that `uniform` selects of all logits sorted in descending order, of equal ones the first first.
-static int draw_sorted(const real* logits, int n, Sampler sampler, double uniform) {
-    double total = 0, mass = 0, sum = 0, *weight = (double*)xcalloc((size_t)n, sizeof(double));
-    int *order = (int*)xmalloc((size_t)n * sizeof(int)), token = 0,
-        most = sampler.top_k ? min_int(sampler.top_k, n) : n;
-    for (int i = 0; i < n; i++) {
-        int at = i;
-        for (; at > 0 && logits[order[at - 1]] < logits[i]; at--) order[at] = order[at - 1];
-        order[at] = i;
-    }
-#define WEIGHT(i) exp((double)(logits[i] - logits[order[0]]) / sampler.temperature)
-    for (int i = 0; i < most; i++) total += WEIGHT(order[i]);
-    for (int i = 0; i < most && (i == 0 || sampler.top_p == 0 || mass < sampler.top_p * total); i++)
-        mass += weight[order[i]] = WEIGHT(order[i]);
-#undef WEIGHT
-    while (token < n && (sum += weight[token]) <= uniform * mass) token++;
-    free(order), free(weight);
-    return token;
-}
-
-// Every draw equals that of a sort: of logits that differ, that are rounded to many equal ones, one of which is far
-// below the others, and of a few.
+// Which token a number selects. Of five tokens the weights are 2, 4, 1, 4, 1, which add up in this order; of equal
+// ones the first are candidates.
 static void test_sampler(Tests* t) {
     enum { N = 2000 };
-    static const Sampler samplers[] = {{1, 0, 0},     {1, 1, 0},   {0.7, 1500, 0}, {1, 0, 0.9}, {2, 300, 0.95},
-                                       {0.2, 0, 0.3}, {100, 3, 0}, {0.01, 0, 0.5}, {1, N, 0.5}, {1, 1 << 30, 0}};
-    static real logits[N];
-    for (int i = 0; i <= 7000; i++) EXPECT_NEAR(t, sampler_exp(-0.1 * i) / exp(-0.1 * i), 1, 4e-16);
-    for (int kind = 0; kind < 4; kind++) {
-        int n = kind == 3 ? 7 : N;
-        for (int i = 0; i < n; i++) logits[i] = (real)(4 * rng_normal(42, (uint64_t)i));
-        for (int i = 0; i < n && kind == 1; i++) logits[i] = (real)(floor(8 * (double)logits[i]) / 8);
-        if (kind == 2) logits[N / 2] = (real)-1e4;
-        for (size_t k = 0; k < COUNT_OF(samplers) * 50; k++) {
-            double uniform = ((double)(k % 50) + 0.5) / 50;
-            EXPECT_EQ(t, sampler_draw(logits, n, samplers[k / 50], uniform),
-                      draw_sorted(logits, n, samplers[k / 50], uniform));
-        }
+    static const struct {
+        Sampler sampler;
+        double uniform;
+        int token;
+    } cases[] = {
+        // temperature, top_k, top_p
+        {{0, 0, 0}, 0.9, 1},   {{1, 0, 0}, 2.5 / 12, 1},    {{1, 0, 0}, 11.5 / 12, 4}, {{1, 1, 0}, 0.9, 1},
+        {{1, 2, 0}, 0.6, 3},   {{1, 4, 0}, 10.5 / 11, 3},   {{1, 0, 0.3}, 0.9, 1},     {{1, 0, 0.5}, 0.9, 3},
+        {{1, 3, 0.7}, 0.1, 1}, {{0.5, 0, 0}, 37.5 / 38, 4},
+    };
+    const double weights[] = {2, 4, 1, 4, 1};
+    real logits[COUNT_OF(weights)];
+    static real equal[N];  // as many as take another path than a few
+    for (size_t i = 0; i < COUNT_OF(weights); i++) logits[i] = (real)log(weights[i]);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        int token = sampler_draw(logits, COUNT_OF(weights), cases[i].sampler, cases[i].uniform);
+        if (token != cases[i].token) fail(t, "case %zu draws token %d, not %d", i, token, cases[i].token);
     }
+    for (int i = 0; i < N; i++) {
+        EXPECT_EQ(t, sampler_draw(equal, N, (Sampler){1, 0, 0}, (i + 0.5) / N), i);
+        EXPECT_EQ(t, sampler_draw(equal, N, (Sampler){1, 1500, 0.5}, (i + 0.5) / N), (6 * i + 3) / 16);
+    }
+    for (int i = 0; i <= 7000; i++) EXPECT_NEAR(t, sampler_exp(-0.1 * i) / exp(-0.1 * i), 1, 4e-16);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -236,24 +224,11 @@ static int tiny_loads_copies(Tiny* t, const char* dir) {
 
 static void load_into(const char* dir) { checkpoint_load(&loaded->c, NULL, dir); }
 
-// A checkpoint of one process, and the same whose optimizer's file is two shards.
 static void test_load(Tests* t) {
     Tiny tiny;
-    FileDigest digest;
     tiny_open(&tiny, t);
-    size_t half = tiny.table.elements / TENSOR_ALIGNMENT / 2 * TENSOR_ALIGNMENT;
     char* dir = checkpoint_path(tiny_out, 1);
     EXPECT_EQ(t, tiny_begin(&tiny, 1, 0), 0);
-    EXPECT(t, tiny_loads(&tiny, dir) && tiny_loads_copies(&tiny, dir));
-    for (int i = 0; i < 2; i++) {
-        FlatRange range = {i * half, i ? tiny.table.elements - half : half};
-        const TensorPart parts[] = {{"m.", tiny.values[1] + range.begin, VIEW_REAL},
-                                    {"v.", tiny.values[2] + range.begin, VIEW_REAL},
-                                    {"master.", tiny.values[3] + range.begin, VIEW_REAL}};
-        const char* path = named("%s/optimizer-%05d-of-00002.safetensors", dir, i);
-        EXPECT_EQ(t, tensors_write_shard(path, &tiny.table, parts, 3, range, &digest, &tiny.ctx), 0);
-    }
-    CHECK(unlink(named("%s/optimizer.safetensors", dir)) == 0);
     EXPECT(t, tiny_loads(&tiny, dir) && tiny_loads_copies(&tiny, dir));
     loaded = &tiny, tiny.optimizer.master = NULL;
     expect_end(t, USAGE, "checkpoint/master weights that nobody wants", "but this run has none; resume with -w 1",
@@ -325,9 +300,7 @@ static int energy_made_up(void* now, unsigned long long* millijoules) {
 // The mean that the log shows of steps of 0.3 s: once a second.
 static void test_energy(Tests* t) {
     double now = 7, joules = NAN;
-    EnergyMeter m;
-    energy_open(&m);
-    m.device = &now, m.total = energy_made_up;
+    EnergyMeter m = {.device = &now, .total = energy_made_up};
     energy_begin(&m, now);
     for (int step = 1; step <= 4; step++) {
         EXPECT(t, isnan(joules));
@@ -362,7 +335,7 @@ int main(int argc, char** argv) {
                                      {"settings/update", test_update_settings},
                                      {"init/streams", test_streams},
                                      {"energy/meter", test_energy},
-                                     {"checkpoint/whole, and in shards", test_load},
+                                     {"checkpoint/load", test_load},
                                      {"checkpoint/kept", test_retention},
                                      {"checkpoint/power cut", test_power_cut}};
     device_set_threads(1);  // a fork knows nothing of its parent's threads

@@ -1,7 +1,7 @@
 /* The harness of the C tests: a case prints one line, and the totals come last.
  *
- *   ok   NAME            FAIL NAME: why            skip NAME: why
- *   N passed, N failed, N skipped
+ *   ok   NAME            FAIL NAME: why
+ *   N passed, N failed
  *
  * main() calls tests_open(), then the tests, and returns tests_close(). A case is one call of expect(), or everything
  * between case_begin() and case_end(), which passes if no EXPECT() in it fails. */
@@ -12,13 +12,12 @@
 #include "llmc/base/util.h"
 
 typedef struct {
-    int passed, failed, skipped;
+    int passed, failed;
     const char* only;     // show the cases whose name contains this; NULL: all
     const char* program;  // which repeats one of them, given its name; NULL: it takes no names
     char* directory;      // for the files of the tests; NULL: none
     const char* name;     // of the case between case_begin() and case_end()
     int is_bad;           // that case has failed
-    char* skip;           // why that case cannot run, or NULL
 } Tests;
 
 __attribute__((format(printf, 4, 0))) static inline void tests_print(Tests* t, int good, const char* name,
@@ -64,7 +63,6 @@ __attribute__((format(printf, 1, 2))) static inline const char* named(const char
 static inline void case_begin(Tests* t, const char* name) {
     t->name = name;
     t->is_bad = 0;
-    t->skip = NULL;
 }
 
 // The case has failed. Only its first failure is printed.
@@ -101,9 +99,7 @@ __attribute__((format(printf, 2, 3))) static inline void fail(Tests* t, const ch
     } while (0)
 
 static inline void case_end(Tests* t) {
-    if (!t->is_bad && t->skip) t->skipped++, printf("skip %s: %s\n", t->name, t->skip);
-    else if (!t->is_bad) expect_that(t, 1, t->name);
-    free(t->skip);
+    if (!t->is_bad) expect_that(t, 1, t->name);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -220,7 +216,7 @@ static inline void tests_choose(Tests* t, int argc, char** argv) {
 static inline int tests_close(Tests* t) {
     if (t->directory) remove_directory(t->directory);
     free(t->directory);
-    printf("%d passed, %d failed, %d skipped\n", t->passed, t->failed, t->skipped);
+    printf("%d passed, %d failed\n", t->passed, t->failed);
     return t->failed ? FAILED : DONE;
 }
 
