@@ -26,11 +26,12 @@ import struct
 import sys
 import zlib
 
+from verdicts import read, write
+
 
 def load(path):
     """A .safetensors file's tensors: {name: (dtype, shape, bytes)}."""
-    with open(path, "rb") as f:
-        data = f.read()
+    data = read(path, "rb")
     n = 8 + struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:n])
     header.pop("__metadata__", None)
@@ -48,17 +49,6 @@ def save(path, tensors, **aliases):
     write(path, struct.pack("<Q", len(text)) + text + b"".join(raw for _, _, raw in tensors.values()))
 
 
-def read(path):
-    with open(path, "rb") as f:
-        return f.read()
-
-
-def write(path, data):
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as f:
-        f.write(data)
-
-
 def octets(text):
     """Text with escapes as bytes."""
     return text.encode().decode("unicode_escape").encode("latin-1") if text.isascii() else text.encode()
@@ -67,10 +57,10 @@ def octets(text):
 def seal(folder):
     files = []
     for name in sorted(set(os.listdir(folder)) - {"manifest.json"}):
-        data = read(os.path.join(folder, name))
+        data = read(os.path.join(folder, name), "rb")
         files.append('\n  {"name": "%s", "bytes": %d, "crc32": "%08x"}' % (name, len(data), zlib.crc32(data)))
     text = '{"files": [' + ",".join(files) + "],\n"
-    write(os.path.join(folder, "manifest.json"), (text + '"crc32": "%08x"}\n' % zlib.crc32(text.encode())).encode())
+    write(os.path.join(folder, "manifest.json"), text + '"crc32": "%08x"}\n' % zlib.crc32(text.encode()))
 
 
 def shard(folder, tensors):
@@ -79,7 +69,7 @@ def shard(folder, tensors):
     for name, part in parts.items():
         save(os.path.join(folder, name), {k: tensors[k] for k in part})
     index = {"metadata": {}, "weight_map": {k: name for name, part in parts.items() for k in part}}
-    write(path + ".index.json", json.dumps(index).encode())
+    write(path + ".index.json", json.dumps(index))
     os.remove(path)
 
 
@@ -126,7 +116,7 @@ PLACES = {
     "in": lambda folder, at, *words: edit(os.path.join(folder, at), *words),
     "link": lambda folder, target, at: os.symlink(target, os.path.join(folder, at)),
     "move": lambda folder, at, new: os.replace(os.path.join(folder, at), os.path.join(folder, new)),
-    "copy-file": lambda folder, at, new: write(os.path.join(folder, new), read(os.path.join(folder, at))),
+    "copy-file": lambda folder, at, new: write(os.path.join(folder, new), read(os.path.join(folder, at), "rb")),
     "fifo": lambda folder, at: fifo(os.path.join(folder, at)),
     "gone": lambda folder, at: (shutil.rmtree if os.path.isdir(f"{folder}/{at}") else os.remove)(f"{folder}/{at}"),
 }
@@ -137,7 +127,7 @@ def edit(folder, command, *words):
         PLACES[command](folder, *words)
     elif command in CHANGES:
         path = os.path.join(folder, words[0])
-        old = read(path) if os.path.isfile(path) else b""
+        old = read(path, "rb") if os.path.isfile(path) else b""
         new = CHANGES[command](old, *words[1:])
         if new == old and command == "sub":
             sys.exit(f"error: edit sub {words}: nothing was changed")

@@ -30,26 +30,20 @@ try() { # OP
 }
 
 ops=$(grep -v '^#' dev/exercises/exercises.txt | cut -d ' ' -f 1)
-# Both runs of an exercise: two lines, "OP skeleton|shipped STATUS first line".
+# Both runs of an exercise, a line each: "OP, WITH: STATUS first line".
 both() {
-    local said
-    said=$(bash dev/exercises/run.sh "$1" "dev/exercises/$1.h")
-    echo "$1 skeleton $? ${said%%$'\n'*}"
-    said=$(EXERCISE_WITH=shipped bash dev/exercises/run.sh "$1" "dev/exercises/$1.h")
-    echo "$1 shipped $? ${said%%$'\n'*}"
+    local with
+    for with in skeleton shipped; do
+        said=$(EXERCISE_WITH=${with#skeleton} bash dev/exercises/run.sh "$1" "dev/exercises/$1.h")
+        echo "$1, $with: $? ${said%%$'\n'*}"
+    done
 }
 export -f both
-lines=$(printf '%s\n' $ops | xargs -P 2 -I{} bash -c 'both {}')
-for op in $ops; do
-    for with in skeleton shipped; do
-        line=$(grep "^$op $with " <<<"$lines")
-        case $with in
-            skeleton) wanted="$op skeleton 1 not passed: [0-9]+ passed, [1-9][0-9]* failed. The first case that fails:" ;;
-            shipped) wanted="$op shipped 0 passed: [1-9][0-9]* cases" ;;
-        esac
-        verdict "$op, $with" "$(grep -qE "^$wanted\$" <<<"$line" || echo "it says: $line")"
-    done
-done
+while IFS= read -r line; do
+    wanted='skeleton: 1 not passed: [0-9]+ passed, [1-9][0-9]* failed. The first case that fails:'
+    [[ $line == *', skeleton: '* ]] || wanted='shipped: 0 passed: [1-9][0-9]* cases'
+    verdict "${line%%:*}" "$(grep -qE "^[a-z_]+, $wanted\$" <<<"$line" || echo "it says: $line")"
+done < <(printf '%s\n' $ops | xargs -P 2 -I{} bash -c 'both {}')
 
 # The list, and how an exercise begins, continues and ends.
 said=$(make -s exercise 2>&1) status=$?
@@ -59,7 +53,6 @@ answer 'an exercise that is not there' 2 'no exercise is called gelu'
 said=$(make -s exercise OP=gelu_forward 2>&1) status=$?
 answer 'the first time, the skeleton is copied' 2 'exercises/gelu_forward.h is made'
 answer '... and checked: an empty body' 2 'y\[0\] is nan, expected -0.00363'
-answer '... what NaN means' 2 'NaN: not written'
 sed -i 's|// your code|for (size_t i = 0; i < n; i++) y[i] = (real)(kind == GELU_ERF ? 0.5 * x[i] * (1 + erf(x[i] / sqrt(2.0))) : 0.5 * x[i] * (1 + tanh(sqrt(2 / 3.14159265358979) * (x[i] + 0.044715 * x[i] * x[i] * x[i]))));|' exercises/gelu_forward.h
 said=$(EXERCISE_SPEED=1 make -s exercise OP=gelu_forward 2>&1) status=$?
 answer 'a right one' 0 '^passed: 8 cases$'
@@ -81,9 +74,7 @@ gelu_backward|1|Only cases with ADD fail|for (size_t i = 0; i < n; i++) { ${slop
 gelu_backward|1|it wrote outside of 1 buffer|${right//$'\n'/ } dx[n] = 0;
 gelu_backward|1|it wrote outside of 1 buffer|${right//$'\n'/ } dx[-1] = 0;
 gelu_forward|1|^  (n 33, )+$|printf("n %zu, ", n);
-gelu_forward|1|it crashed in the case gelu/forward TANH n=|if (n > 1) { fprintf(stderr, "n > 1\\n"); abort(); }
 gelu_forward|1|it crashed in the case gelu/forward TANH n=1|y[(size_t)1 << 40] = 0;
-gelu_forward|1|it crashed in the case gelu/forward TANH n=1|exercise_gelu_forward(y, x, n + 1, kind, ctx); y[0] = 1;
 gelu_forward|1|it ended before all cases were done|exit(0);
 gelu_forward|1|answer.h:[0-9]+:[0-9]+: error: .z. undeclared|y[0] = z;
 END

@@ -12,20 +12,9 @@ import sys
 import tempfile
 
 from hub_server import Hub
-from verdicts import ROOT, contents, finish, holds, read, run, skip, verdict
+from verdicts import ROOT, contents, finish, holds, run, skip, verdict
 
 NOTEBOOK = os.path.join(ROOT, "docs", "train_gpt2.ipynb")
-
-
-def check_text():
-    """A failing command stops its cell, and no output is committed: what can be seen without running it."""
-    for cell in json.loads(read(NOTEBOOK))["cells"]:
-        if cell["cell_type"] == "code":
-            text = "".join(cell["source"])
-            wrong = re.findall(r"^[!%](?!%bash -e$).*", text, re.M) + cell["outputs"]
-            if text.startswith("%%bash") and "set -o pipefail" not in text and re.search(r"[^|]\|[^|]", text):
-                wrong.append("a pipe without set -o pipefail")
-            holds(f"cell {cell['id']}", not wrong, wrong)
 
 
 def execute(folder):
@@ -65,7 +54,6 @@ def check_run(work, hub):
     holds("a failing shell cell ends the run", "git clone" in why and "returned non-zero" in why, why)
 
 
-check_text()
 needed = ("nbclient", "nbformat", "ipykernel", "matplotlib", "huggingface_hub")
 missing = [name for name in needed if not importlib.util.find_spec(name)]
 if missing or run("git", "-C", ROOT, "rev-parse", "HEAD").returncode:

@@ -18,14 +18,13 @@ import re
 import shlex
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 from typing import NamedTuple
 
 from edit import edit
 from edit import load as tensors  # noqa: F401
-from verdicts import CORPUS, ROOT, skip, verdict
+from verdicts import CORPUS, ROOT, read, run, skip, verdict, write
 
 PROGRAMS = {"use": ("train_", "use_"), "tune": ("train_", "finetune_")}
 LIMIT = 120  # seconds of a run; 600 with sanitizers
@@ -58,8 +57,7 @@ def read_table(name, trainer):
 
 
 def output_of(*command):
-    found = shutil.which(command[0])
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout if found else ""
+    return run(*command).stdout if shutil.which(command[0]) else ""
 
 
 class Result(NamedTuple):
@@ -86,8 +84,7 @@ class Runs:
         self.trainer = "bert" if "bert" in os.path.basename(program) else "gpt2"
         if not os.access(self.program, os.X_OK) or not os.path.exists(CORPUS + "/train.bin"):
             sys.exit(f"error: {program} or build/test_corpus is missing; make test builds them")
-        with open(self.program, "rb") as f:
-            self.is_sanitized = b"__asan_init" in f.read()
+        self.is_sanitized = b"__asan_init" in read(self.program, "rb")
         self.work = tempfile.mkdtemp(prefix="runs.")
         self.files, self.folders = os.path.join(self.work, "files"), {}
         shutil.copytree(CORPUS, os.path.join(self.files, "data", "builtin"))
@@ -131,24 +128,17 @@ class Runs:
         return start + [program] + shlex.split(first), missing
 
     def start(self, words, folder):
-        pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         limit = 5 * LIMIT if self.is_sanitized else LIMIT
-        process = subprocess.Popen(words, cwd=folder, env=self.environment, **pipes)
-        try:
-            out, error = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # so that mpirun ends its ranks
-            try:
-                process.communicate(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        # It ends mpirun, which ends its ranks.
+        command = ["timeout", "--foreground", "-k", "10", limit, *words]
+        done = run(*command, limit=2 * limit, cwd=folder, env=self.environment)
+        if done.returncode == 124:
             return Result(124, "", f"it did not end in {limit} s")
-        error = error.decode(errors="replace")
+        error = done.stderr
         if words[0] == "mpirun":  # which has more to say about a rank that fails
             told = re.findall(r"^(?:error|warning): .*\n|.*(?:Sanitizer|runtime error).*\n", error, re.M)
-            error = "".join(dict.fromkeys(told) if process.returncode == 2 else told)  # each rank refuses its input
-        return Result(process.returncode, out.decode(errors="replace"), error)
+            error = "".join(dict.fromkeys(told) if done.returncode == 2 else told)  # each rank refuses its input
+        return Result(done.returncode, done.stdout, error)
 
     def folder(self):
         """A new folder that shows the files that rows name."""
@@ -176,8 +166,7 @@ class Runs:
         if not why:
             result = Result(0, "", "") if missing else self.start(words + ["-o", "out"], folder)
             why = missing or result.wrong()
-            with open(folder + "/stdout", "w", encoding="utf-8") as f:
-                f.write(result.stdout)
+            write(folder + "/stdout", result.stdout)
         self.folders[text] = folder, result, why
         return self.folders[text]
 
@@ -213,43 +202,42 @@ def numbers(tensor):
     return array.array("f", tensor[2]) if tensor[0] == "F32" else tensor[2]
 
 
+def header(form, *numbers):
+    return struct.pack(form, *numbers).ljust(1024, b"\0")
+
+
 def put_shard(path, tokens, mask=None):
     """A file of tokens; MASK: for each whether it counts as a target."""
-    with open(path, "wb") as f:
-        f.write(struct.pack("<5i", 20240520, 1, len(tokens), 0, mask is not None).ljust(1024, b"\0"))
-        f.write(struct.pack(f"<{len(tokens)}H", *tokens))
-        if mask is not None:
-            bits = bytearray(-(-len(tokens) // 8))
-            for i, counts in enumerate(mask):
-                bits[i // 8] |= bool(counts) << i % 8
-            f.write(bits)
+    data = header("<5i", 20240520, 1, len(tokens), 0, mask is not None) + struct.pack(f"<{len(tokens)}H", *tokens)
+    bits = bytearray(-(-len(mask or ()) // 8))
+    for i, counts in enumerate(mask or ()):
+        bits[i // 8] |= bool(counts) << i % 8
+    write(path, data + bits)
 
 
 def put_examples(at):
     """What classifiers and answers train on, below texts."""
-    os.makedirs(at("texts"))
+    os.mkdir(at("texts"))
     for name in ("vocab.txt", "tokenizer_config.json"):
         shutil.copy(at("data/builtin/bert/" + name), at("texts"))
-    with open(at("texts/train.tsv"), "w") as f:
-        f.writelines(f"{'low middle top'.split()[i % 3]}\ttext {i}{i * i}\n" for i in range(40))
-    with open(at("texts/long.tsv"), "w") as f:
-        f.writelines(f"{i % 2}\tthe dog saw {i * i} cats {'and ' * (i % 9)}\n" for i in range(10, 60))
-    with open(at("texts/rated.tsv"), "w") as f:
-        f.writelines(f"{i / 8}\t{i}{i * i}\n" for i in range(10, 50))
+    rows = {
+        "train": [f"{'low middle top'.split()[i % 3]}\ttext {i}{i * i}\n" for i in range(40)],
+        "long": [f"{i % 2}\tthe dog saw {i * i} cats {'and ' * (i % 9)}\n" for i in range(10, 60)],
+        "rated": [f"{i / 8}\t{i}{i * i}\n" for i in range(10, 50)],
+    }
+    for name, lines in rows.items():
+        write(at(f"texts/{name}.tsv"), "".join(lines))
     context = " ".join(f"word{i}" for i in range(12))
     ask = '{"id": "%d", "question": "which?", "answers": [{"text": "word%d", "answer_start": %d}]}'
-    with open(at("texts/train.json"), "w") as f:
-        asked = ", ".join(ask % (i, i, context.index(f"word{i}")) for i in range(10))
-        f.write('{"data": [{"paragraphs": [{"context": "%s", "qas": [%s]}]}]}' % (context, asked))
-    with open(at("texts/lines"), "w") as f:
-        f.write("abc\n\nabcdefghijklmnopqrstuvw")
+    asked = ", ".join(ask % (i, i, context.index(f"word{i}")) for i in range(10))
+    write(at("texts/train.json"), '{"data": [{"paragraphs": [{"context": "%s", "qas": [%s]}]}]}' % (context, asked))
+    write(at("texts/lines"), "abc\n\nabcdefghijklmnopqrstuvw")
 
 
 def put_files(runs):
     """What rows train on besides the built-in corpus."""
     at = lambda name: os.path.join(runs.files, name)
-    with open(at("data/builtin/train.bin"), "rb") as f:
-        first = list(memoryview(f.read(1024 + 2 * 97))[1024:].cast("H"))
+    first = list(memoryview(read(at("data/builtin/train.bin"), "rb"))[1024 : 1024 + 2 * 97].cast("H"))
     put_shard(at("six.bin"), first)  # the first sequences of the corpus
     put_shard(at("equal.bin"), [ord(c) for c in "abcadeafghbijklm"] * 64 + [97])  # all sequences are the same
     put_shard(at("documents.bin"), [256 if i % 8 == 4 else 65 + i % 13 for i in range(97)])  # 256 begins a document
@@ -261,21 +249,18 @@ def put_files(runs):
     # Four documents of 10 to 18 tokens in three sentences: micro-batches differ in their numbers of masked tokens.
     head = [20261121, 1, 60, 12, 4, 261, 256, 257, 258, 259, 260]
     ends = [0, 3, 6, 10, 15, 20, 24, 30, 36, 42, 48, 54, 60, 0, 3, 6, 9, 12, 0, 0, 0, 0] + 4 * [2**32 - 1] + [0]
-    with open(at("lengths.bin"), "wb") as f:
-        f.write(struct.pack("<11I", *head).ljust(1024, b"\0") + struct.pack("<60H", *(i * i % 251 for i in range(60))))
-        f.write(struct.pack(f"<{len(ends)}I", *ends))
+    tokens = struct.pack("<60H", *(i * i % 251 for i in range(60)))
+    write(at("lengths.bin"), header("<11I", *head) + tokens + struct.pack(f"<{len(ends)}I", *ends))
     # "a", then " b", " cd", " e" or " f"; BERT's examples have one ending.
     example = (65535, 20, 0, 0, 1, 1, 97, 2, 32, 98)
     if runs.trainer == "gpt2":
         example = (65535, 40, 0, 1, 4, 1, 97, 2, 32, 98, 3, 32, 99, 100, 2, 32, 101, 2, 32, 102)
-    with open(at("set.bin"), "wb") as f:
-        f.write(struct.pack("<4I", 20240522, 1, 1, 40).ljust(1024, b"\0") + struct.pack(f"<{len(example)}H", *example))
-    os.mkdir(at("llmc"))
-    with open(at("llmc/model.bin"), "wb") as f:  # llm.c's files: one layer, 4 channels; four tokens
-        header = (20240326, 3, 16, 257, 1, 2, 4, 264)
-        f.write(struct.pack("<8i", *header).ljust(1024, b"\0") + bytes(4 * (264 * 4 + 16 * 4 + 12 * 4 * 4 + 15 * 4)))
-    with open(at("llmc/gpt2_tokenizer.bin"), "wb") as f:
-        f.write(struct.pack("<4I", 20240328, 2, 4, 2).ljust(1024, b"\0") + b"\1a\2\0\xff\x0d<|endoftext|>\3 is")
+    write(at("set.bin"), header("<4I", 20240522, 1, 1, 40) + struct.pack(f"<{len(example)}H", *example))
+    # llm.c's files: one layer, 4 channels; four tokens
+    weights = bytes(4 * (264 * 4 + 16 * 4 + 12 * 4 * 4 + 15 * 4))
+    write(at("llmc/model.bin"), header("<8i", 20240326, 3, 16, 257, 1, 2, 4, 264) + weights)
+    words = b"\1a\2\0\xff\x0d<|endoftext|>\3 is"
+    write(at("llmc/gpt2_tokenizer.bin"), header("<4I", 20240328, 2, 4, 2) + words)
     os.mkdir(at("data/shards"))
     put_shard(at("data/shards/good.bin"), [0] * 100)
     for name in ("good", "bad"):

@@ -16,10 +16,12 @@ validation block is validation: that divides a document into some of training an
 dev/test/text.sh holds the checksums.
 """
 import json
-import os
 import struct
 import sys
 from bisect import bisect_right
+
+from runs import put_shard
+from verdicts import write as put
 
 BYTES, TOPICS, END_OF_TEXT, BLOCK, VALIDATION_EVERY = 1500000, 16, 256, 2048, 10
 state = 20261123
@@ -123,17 +125,6 @@ def document(number):
 
 # ----------------------------------------------------------------------------------------------------------
 # Files
-
-
-def put(path, data):
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as f:
-        f.write(data if isinstance(data, bytes) else data.encode())
-
-
-def put_shard(path, tokens):
-    header = struct.pack("<3i", 20240520, 1, len(tokens)).ljust(1024, b"\0")
-    put(path, header + struct.pack(f"<{len(tokens)}H", *tokens))
 
 
 def put_sentences(path, tokens, begin, first):
