@@ -14,7 +14,8 @@ EMULATED := $(addprefix $E/,ops_80 ops_90a)
 # What tests train on: made by dev/test/text.py, the same bytes every time.
 TEST_CORPUS := build/test_corpus/builtin/train.bin
 
-$(addprefix $(B)/test_,gpt2 bert gpt2_double bert_double run profile data data_tsan choices fuzz) $(RECSYS) $(RECSYS_TESTS): $(PAGES)
+$(addprefix $(B)/test_,gpt2 bert gpt2_double bert_double run profile data data_tsan choices fuzz): $(PAGES)
+$(RECSYS) $(RECSYS_TESTS): $(PAGES)
 $(addprefix $(G)/,$(GPU_PROGRAMS) test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu): $(PAGES)
 
 # They use a part of a trainer's source.

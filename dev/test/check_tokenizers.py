@@ -8,8 +8,8 @@ of case, accents and ideographs. Then what is refused of a tokenizer.json, and t
 
     check_tokenizers.py TEST_TOKENIZERS [GPT2_BPE_FOLDER]
 
-TEST_TOKENIZERS is the built dev/test/tokenizers.c. GPT-2's vocabulary is tested if the folder is there. Run it at the top
-of the project.
+TEST_TOKENIZERS is the built dev/test/tokenizers.c. GPT-2's vocabulary is tested if the folder is there.
+Run it at the top of the project.
 """
 
 import array

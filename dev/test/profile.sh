@@ -34,7 +34,8 @@ run $model -x 9 --profile 2 -o whole
 why=$(ended_with 0)$(wrong whole/profile backward forward optimizer)
 why+=$(says "$work/stdout" '^By op$')$(says "$work/stdout" '^whole profile: whole/profile/profile.txt')
 why+=$(says whole/profile/profile.txt '^step +(8|9), the median of 8 to 9 by time, after 5 warm-up and 2 plain steps$')
-[ "$(head -n 1 whole/profile/profile.txt)" = "$PROGRAM $model -x 9 --profile 2 -o whole" ] || why+='the command is another'
+command="$PROGRAM $model -x 9 --profile 2 -o whole"
+[ "$(head -n 1 whole/profile/profile.txt)" = "$command" ] || why+='the command is another'
 verdict 'files and the printed report' "$why"
 
 run $model -x 3 --profile 1 --profile-warmup 1 -o ''

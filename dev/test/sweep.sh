@@ -18,7 +18,8 @@ kill -KILL -- -$! 2>/dev/null; wait $! 2>/dev/null
 before=$(ls "$s"/*/result.json 2>/dev/null | head -n 1) when=$(stat -c %y "$before" 2>&1)
 grid
 why=$(ended_with 0)
-[ "$(grep -cE '^\| 1e-[23] \| (adamw|muon) \| [0-9.]+ \| 6 \| [0-9.]+ \|$' "$s/table.md")" -eq 4 ] || why=${why:-"table: $(cat "$s/table.md")"}
+rows=$(grep -cE '^\| 1e-[23] \| (adamw|muon) \| [0-9.]+ \| 6 \| [0-9.]+ \|$' "$s/table.md")
+[ "$rows" -eq 4 ] || why=${why:-"table: $(cat "$s/table.md")"}
 [ "$(stat -c %y "$before")" = "$when" ] || why=${why:-'a finished run was run again'}
 tail -n +3 "$s/table.md" | cut -d '|' -f 4 | sort -c -g 2>/dev/null || why=${why:-'the best is not first'}
 verdict 'a grid, killed and started again' "$why"

@@ -1,8 +1,8 @@
 /* Batches for masked-token prediction: pairs of segments (pairs.h), masked when a batch is built.
  *
  *   masks     min(max_predictions, max(1, round(fraction * length))) positions (mlm_masks), never [CLS] or [SEP]; a
- *             half rounds to even. Of these, 80 % become [MASK], 10 % a token drawn from the whole vocabulary, 10 % stay
- *             unchanged
+ *             half rounds to even. Of these, 80 % become [MASK], 10 % a token drawn from the whole vocabulary, 10 %
+ *             stay unchanged
  *   words     with whole_words the tokens of a word are chosen together, and a word that would exceed the count is
  *   skipped; if only such words are left, the first of them supplies the missing tokens */
 #ifndef LLMC_BERT_BATCH_MLM_H
