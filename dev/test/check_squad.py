@@ -63,7 +63,7 @@ ODD = [
 
 
 def odd_answer(rng, context):
-    """A part of the context, or what is not there."""
+    """A part of the context; one in ten has characters that the context lacks."""
     begin = rng.randrange(len(context))
     text = context[begin : begin + rng.choice([1, 1, 2, 5, 40])]
     return {"answer_start": begin, "text": text + "\0?" * (rng.random() < 0.1)}
