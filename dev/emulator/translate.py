@@ -87,8 +87,8 @@ def translate(text):
     text = shared_memory("".join(pieces) + text[at:])
     text = text.replace("cudaLaunchCooperativeKernel((const void*)kernel", "emulated_launch_cooperative(kernel")
     text = text.replace("cudaLaunchKernelEx(", "emulated_launch_ex(")
-    text = text.replace("cooperative_groups::this_grid().sync", "emulated_grid_sync")
-    text = re.sub(r"#include <(cooperative_groups|cuda_pipeline_primitives)\.h>", "", text)
+    text = re.sub(r"\bwait_for_grid\([^)]*\);", "emulated_grid_sync();", text)
+    text = text.replace("#include <cuda_pipeline_primitives.h>", "")
     return launches(text)
 
 

@@ -185,6 +185,21 @@ __device__ inline bool last_to_arrive(unsigned* arrivals, unsigned blocks) {
     return last;
 }
 
+// Wait for all blocks of a cooperative launch. Each then sees what the others wrote before. `arrivals` is one of
+// ctx->arrivals: it counts the blocks that come, then those that leave, and wraps back to 0.
+__device__ inline void wait_for_grid(unsigned* arrivals) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned blocks = gridDim.x;
+        atomicInc(arrivals, 2 * blocks - 1);
+        while (*(volatile unsigned*)arrivals < blocks) continue;
+        __threadfence();
+        atomicInc(arrivals, 2 * blocks - 1);
+    }
+    __syncthreads();
+}
+
 // p[0] + p[stride] + ... of n values, in this order: the last block adds the partial sums of all blocks. Many loads are
 // in flight at a time, because nothing else hides their latency.
 __device__ inline float sum_in_order(const float* p, int n, size_t stride) {

@@ -2,8 +2,6 @@
 #ifndef LLMC_OPS_LAYERNORM_BACKWARD_CUH
 #define LLMC_OPS_LAYERNORM_BACKWARD_CUH
 
-#include <cooperative_groups.h>
-
 // What the backward pass does besides dx, d.w and d.b. BACKWARD: nothing. RESIDUAL: dbias. RESIDUAL_DROPOUT: dbranch
 // and dbias.
 typedef enum { LAYERNORM_BACKWARD, LAYERNORM_BACKWARD_RESIDUAL, LAYERNORM_BACKWARD_RESIDUAL_DROPOUT } LayerNormForm;
@@ -11,6 +9,7 @@ typedef enum { LAYERNORM_BACKWARD, LAYERNORM_BACKWARD_RESIDUAL, LAYERNORM_BACKWA
 typedef struct {
     LayerNormTargets to;
     float* partial;  // [blocks, layernorm_sums(form), C]: each block's partial sums of d.w, d.b and dbias
+    unsigned* arrivals;
     const floatX *dy, *x;
     LayerNormStats stats;
     const floatX* w;
@@ -232,7 +231,7 @@ __global__ void __launch_bounds__(layernorm_backward_threads(TEAM), layernorm_ba
             for (int t = 0; t < TEAMS; t++) sum += shared_sums[e * THREADS + (t * TEAM + owner) * G + c % G];
             bias[(SHARED_DBIAS - s) * a.C + c] = sum;
         }
-    cooperative_groups::this_grid().sync();
+    wait_for_grid(a.arrivals);
     layernorm_sum_blocks<THREADS>(a, SUMS * a.C, shared_sums);
 }
 
@@ -294,6 +293,7 @@ static inline void layernorm_backward_launch(LayerNormVariant v, LayerNormTarget
     int residents;
     cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&residents, kernel, v.threads, (size_t)v.shared));
     v.residents = min_int(v.residents, residents);
+    a.arrivals = ctx->arrivals;
     a.partial = (float*)device_scratch(ctx, layernorm_backward_bytes(v, a.N, a.C, ctx));
     void* arguments[] = {&a};
     cudaCheck(cudaLaunchCooperativeKernel((const void*)kernel, dim3((unsigned)layernorm_backward_grid(v, a.N, ctx)),
