@@ -9,9 +9,8 @@
 #   --pages    folder for the pages (default dev/results)
 #
 # Needs nvcc and a GPU of 80 GB. PYTHON (default python3), which must have numpy, writes BERT's sentences.
-# GPU_CHECK_COMMIT names the sources if git cannot tell (default: the first line of .commit). Exit status 0 only if
-# every
-# run succeeded and the pages were written.
+# GPU_CHECK_COMMIT names the sources if git cannot tell (default: the first line of .commit). Exit status 0 only
+# if every run succeeded and the pages were written.
 set -u
 cd "$(dirname "$0")/.."
 out=out/profile_reference pages=dev/results
