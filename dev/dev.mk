@@ -45,7 +45,7 @@ $(G)/opscu: dev/ops.cu Makefile dev/dev.mk $(G)/command
 # CUDA programs on the CPU: tests of ops with the kernels of sm_80 and of sm_90a, and of the models. Without glibc's
 # fortified longjmp(), Ubuntu's default, which takes a switch to another stack for an error.
 $(B)/emulated/source/made: $(shell find llmc apps dev/ops dev/recsys dev/test -name '*.h' -o -name '*.cuh') \
-        dev/ops.cu dev/ptx.cuh $(wildcard *.cu apps/*.cu dev/emulator/*) Makefile dev/dev.mk
+        dev/ops.cu dev/ptx.cuh $(wildcard *.cu apps/*.cu dev/ladder/*.cu dev/emulator/*) Makefile dev/dev.mk
 	python3 dev/emulator/translate.py $(@D)
 	@touch $@
 
