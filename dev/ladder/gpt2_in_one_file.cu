@@ -73,13 +73,13 @@ __device__ inline void store(floatX* p, const float (&f)[W]) {
     *(int4*)p = bits;
 }
 
-// Over the `lanes` neighbouring lanes that include this one; all of them get the result.
-template <typename T> __device__ inline T sum_lanes(T x, int lanes) {
-    for (int i = 1; i < lanes; i *= 2) x += __shfl_xor_sync(0xffffffff, x, i);
+// Over the lanes of a warp whose numbers differ in the bits from `first` to below `lanes`; all of them get the result.
+template <typename T> __device__ inline T sum_lanes(T x, int first, int lanes) {
+    for (int i = first; i < lanes; i *= 2) x += __shfl_xor_sync(0xffffffff, x, i);
     return x;
 }
 
-__device__ inline float max_lanes(float x, int lanes) {
+__device__ inline float max_lanes(float x, int lanes) {  // likewise, from 1
     for (int i = 1; i < lanes; i *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, i));
     return x;
 }
@@ -127,44 +127,32 @@ template <typename T> static T* zeros(size_t n) {
 }
 
 // ---- Sums of columns: the derivatives of biases, and of a layernorm's parameters
-enum { PLAIN, GELU, LAYERNORM, COLUMN_WARPS = 8, COLUMNS = 32 * W, COLUMN_BLOCKS = 512 };
-static float* column_scratch;  // [2, COLUMN_BLOCKS, COLUMNS]
-
 // y = x / 2 (1 + tanh(k (x + 0.044715 x^3))), k = sqrt(2 / pi): nearly x for large x, nearly 0 for negative x
 static const float GELU_K = 0.79788456f;
 
-__device__ inline float gelu_tanh(float x) { return tanhf(GELU_K * (x + 0.044715f * x * x * x)); }
+__device__ inline float gelu_tanh(float x) {  // tanh(z) = 1 - 2 / (1 + e^(2 z))
+    float z = GELU_K * (x + 0.044715f * x * x * x);
+    return 1 - __fdividef(2, 1 + ex2_approx(2 * LOG2_E * z));
+}
 
 __device__ inline float gelu_derivative(float x) {
     float t = gelu_tanh(x);
     return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * GELU_K * (1 + 3 * 0.044715f * x * x);
 }
 
-// The block's sums of COLUMNS columns from those of its warps.
-__device__ inline void put_column_sums(float* sums, const float (&sum)[W], int OC) {
-    __shared__ float of_warp[COLUMN_WARPS][COLUMNS];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * COLUMNS;
-    __syncthreads();
-    for (int i = 0; i < W; i++) of_warp[warp][lane * W + i] = sum[i];
-    __syncthreads();
-    for (int c = threadIdx.x; c < COLUMNS && first + c < OC; c += COLUMN_WARPS * 32) {
-        float total = 0;
-        for (int w = 0; w < COLUMN_WARPS; w++) total += of_warp[w][c];
-        sums[first + c] = total;
-    }
-}
+// db [OC] = the sums of the columns of dy [N, OC]. With GELU, dy is first multiplied by the derivative at x, in place.
+// With LAYERNORM also dw [OC] = the sums of dy u (layernorm below). A block takes 2 W columns, two threads a row.
+enum { PLAIN, GELU, LAYERNORM };
 
-// Block (x, y) sums COLUMNS columns of dy [N, OC] over rows y * span to (y + 1) * span. With GELU, dy is first
-// multiplied by the derivative at x, in place. With LAYERNORM there are two sums: of dy, and of dy u (layernorm below).
 template <int KIND>
-__global__ void __launch_bounds__(COLUMN_WARPS * 32)
-    column_sums_kernel(float* sums, floatX* dy, const floatX* x, const float2* rows, int N, int OC, int span) {
-    int column = blockIdx.x * COLUMNS + threadIdx.x % 32 * W, end = min(N, ((int)blockIdx.y + 1) * span);
+__global__ void __launch_bounds__(1024)
+    column_sums_kernel(float* db, float* dw, floatX* dy, const floatX* x, const float2* rows, int N, int OC) {
+    __shared__ float of_warp[2][32][2 * W];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * 2 * W;
     float sum[W] = {}, sum_u[W] = {}, d[W], f[W];
 #pragma unroll 4
-    for (int n = blockIdx.y * span + threadIdx.x / 32; n < end; n += COLUMN_WARPS) {
-        if (column >= OC) break;
-        size_t at = (size_t)n * OC + column;
+    for (int n = threadIdx.x / 2; n < N; n += blockDim.x / 2) {
+        size_t at = (size_t)n * OC + first + lane % 2 * W;
         load(d, dy + at);
         if (KIND != PLAIN) load(f, x + at);
         float2 row = KIND == LAYERNORM ? rows[n] : make_float2(0, 0);
@@ -175,31 +163,22 @@ __global__ void __launch_bounds__(COLUMN_WARPS * 32)
         }
         if (KIND == GELU) store(dy + at, d);
     }
-    put_column_sums(sums + (size_t)blockIdx.y * OC, sum, OC);
-    if (KIND == LAYERNORM) put_column_sums(sums + (size_t)(gridDim.y + blockIdx.y) * OC, sum_u, OC);
-}
-
-// y[o] = the sum of sums [ranges, OC] over its rows. A block of 32 x 32 threads takes 32 columns.
-static __global__ void add_ranges_kernel(float* y, const float* sums, int ranges, int OC) {
-    __shared__ float of_warp[32][32];
-    int o = blockIdx.x * 32 + threadIdx.x;
-    float sum = 0;
-    for (int r = threadIdx.y; r < ranges && o < OC; r += 32) sum += sums[(size_t)r * OC + o];
-    of_warp[threadIdx.y][threadIdx.x] = sum;
+    for (int i = 0; i < W; i++) {
+        sum[i] = sum_lanes(sum[i], 2, 32), sum_u[i] = sum_lanes(sum_u[i], 2, 32);
+        if (lane < 2) of_warp[0][warp][lane * W + i] = sum[i], of_warp[1][warp][lane * W + i] = sum_u[i];
+    }
     __syncthreads();
-    for (int w = 1; w < 32 && threadIdx.y == 0; w++) sum += of_warp[w][threadIdx.x];
-    if (threadIdx.y == 0 && o < OC) y[o] = sum;
+    if (threadIdx.x >= 2 * W * (KIND == LAYERNORM ? 2 : 1)) return;
+    int is_dw = threadIdx.x / (2 * W), c = threadIdx.x % (2 * W);
+    float total = 0;
+    for (int w = 0; w < (int)blockDim.x / 32; w++) total += of_warp[is_dw][w][c];
+    (is_dw ? dw : db)[first + c] = total;
 }
 
-// db [OC] = the sums of dy's columns; dw [OC], with LAYERNORM only, those of dy u.
 template <int KIND>
 static void column_sums(float* db, float* dw, floatX* dy, const floatX* x, const float2* rows, int N, int OC) {
-    int tiles = (int)blocks_for(OC, COLUMNS), most = COLUMN_BLOCKS / tiles;
-    int span = (int)blocks_for(N, most < N / 16 ? most : N / 16 + 1), ranges = (int)blocks_for(N, span);
-    column_sums_kernel<KIND><<<dim3(tiles, ranges), COLUMN_WARPS * 32>>>(column_scratch, dy, x, rows, N, OC, span);
-    add_ranges_kernel<<<blocks_for(OC, 32), dim3(32, 32)>>>(db, column_scratch, ranges, OC);
-    const float* sums_u = column_scratch + (size_t)ranges * OC;
-    if (KIND == LAYERNORM) add_ranges_kernel<<<blocks_for(OC, 32), dim3(32, 32)>>>(dw, sums_u, ranges, OC);
+    int threads = N < 512 ? (2 * N + 31) / 32 * 32 : 1024;
+    column_sums_kernel<KIND><<<OC / (2 * W), threads>>>(db, dw, dy, x, rows, N, OC);
 }
 
 // ---- The ops. A forward function reads values and writes y.v. Its backward function takes the same arguments, reads
@@ -365,12 +344,12 @@ static __global__ void layernorm_forward_kernel(floatX* y, float2* rows, floatX*
         store(row + c, f);
         for (int i = 0; i < W; i++) sum += f[i];
     }
-    float mean = sum_lanes(sum, 32) / C;
+    float mean = sum_lanes(sum, 1, 32) / C;
     for (int c = lane * W; c < C; c += 32 * W) {
         load(f, row + c);
         for (int i = 0; i < W; i++) square += (f[i] - mean) * (f[i] - mean);
     }
-    float rstd = rsqrtf(sum_lanes(square, 32) / C + (float)NORM_EPS);
+    float rstd = rsqrtf(sum_lanes(square, 1, 32) / C + (float)NORM_EPS);
     if (lane == 0) rows[n] = make_float2(mean, rstd);
     for (int c = lane * W; c < C; c += 32 * W) {
         load(f, row + c);
@@ -406,7 +385,7 @@ static __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, c
             eu_sum += d[i] * weight[i] * (f[i] - row.x) * row.y;
         }
     }
-    e_sum = sum_lanes(e_sum, 32) / C, eu_sum = sum_lanes(eu_sum, 32) / C;
+    e_sum = sum_lanes(e_sum, 1, 32) / C, eu_sum = sum_lanes(eu_sum, 1, 32) / C;
     for (int c = lane * W; c < C; c += 32 * W) {
         load(d, dy + c);
         load(f, x + c);
@@ -611,8 +590,8 @@ static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, own = threadIdx.x / 32 * 16 * ROWS;
     int q0 = OWN * (int)(gridDim.x - 1 - blockIdx.x), query = q0 + own, steps = (min(a.T, q0 + OWN) + TILE - 1) / TILE;
     int C = a.NH * HS;
-    float y[ROWS][HS / 8][4] = {}, largest[ROWS][2], sum[ROWS][2] = {};
-    for (int m = 0; m < ROWS; m++) largest[m][0] = largest[m][1] = -FLT_MAX;
+    float y[ROWS][HS / 8][4] = {}, largest[2 * ROWS], sum[2 * ROWS] = {};
+    for (int r = 0; r < 2 * ROWS; r++) largest[r] = -FLT_MAX;
     tile_load<OWN>(q_tile, a.qkv, 3 * C, q0, a.T);
     load_pair(kv_tiles, a.qkv + C, 3 * C, a.qkv + 2 * C, 3 * C, 0, a.T);
     for (int step = 0; step < steps; step++) {
@@ -624,40 +603,36 @@ static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward
         float s[ROWS][TILE / 8][4] = {};
         product_nt(s, q_tile, own, k_tile, 0);
 #pragma unroll
-        for (int m = 0; m < ROWS; m++)
+        for (int r = 0; r < 2 * ROWS; r++) {  // row 8 r + g: s[m][n][i] and the next
+            int m = r / 2, i = r % 2 * 2, last = query + 8 * r + g - step * TILE - 2 * t;  // that it sees
+            float before = largest[r], more = before, tile_sum = 0;
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int last = query + 16 * m + 8 * half + g - step * TILE - 2 * t;  // that the row sees, of this lane's
-                float before = largest[m][half], more = before, tile_sum = 0;
-#pragma unroll
-                for (int n = 0; n < TILE / 8; n++)
-                    for (int i = 2 * half; i < 2 * half + 2; i++) {
-                        if (8 * n + i % 2 > last) s[m][n][i] = -INFINITY;
-                        more = fmaxf(more, s[m][n][i]);
-                    }
-                largest[m][half] = more = max_lanes(more, 4);
-#pragma unroll
-                for (int n = 0; n < TILE / 8; n++)
-                    for (int i = 2 * half; i < 2 * half + 2; i++) {
-                        s[m][n][i] = ex2_approx(fmaf(s[m][n][i], a.scale, -more * a.scale));
-                        tile_sum += s[m][n][i];
-                    }
-                float less = ex2_approx((before - more) * a.scale);
-                sum[m][half] = sum[m][half] * less + tile_sum;
-#pragma unroll
-                for (int n = 0; n < HS / 8; n++) y[m][n][2 * half] *= less, y[m][n][2 * half + 1] *= less;
+            for (int n = 0; n < TILE / 8; n++) {
+                if (8 * n > last) s[m][n][i] = -INFINITY;
+                if (8 * n + 1 > last) s[m][n][i + 1] = -INFINITY;
+                more = fmaxf(more, fmaxf(s[m][n][i], s[m][n][i + 1]));
             }
+            largest[r] = more = max_lanes(more, 4);
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++) {
+                s[m][n][i] = ex2_approx(fmaf(s[m][n][i], a.scale, -more * a.scale));
+                s[m][n][i + 1] = ex2_approx(fmaf(s[m][n][i + 1], a.scale, -more * a.scale));
+                tile_sum += s[m][n][i] + s[m][n][i + 1];
+            }
+            float less = ex2_approx((before - more) * a.scale);
+            sum[r] = sum[r] * less + tile_sum;
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) y[m][n][i] *= less, y[m][n][i + 1] *= less;
+        }
         product_nn(y, s, v_tile, 0);
     }
 #pragma unroll
-    for (int m = 0; m < ROWS; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float total = sum_lanes(sum[m][half], 4);
-            int row = query + 16 * m + 8 * half + g;
-            for (int n = 0; n < HS / 8; n++) y[m][n][2 * half] /= total, y[m][n][2 * half + 1] /= total;
-            if (t == 0 && row < a.T) a.rows[row].x = largest[m][half] * a.scale + log2f(total);
-        }
+    for (int r = 0; r < 2 * ROWS; r++) {
+        float total = sum_lanes(sum[r], 1, 4);
+        int m = r / 2, i = r % 2 * 2, row = query + 8 * r + g;
+        for (int n = 0; n < HS / 8; n++) y[m][n][i] /= total, y[m][n][i + 1] /= total;
+        if (t == 0 && row < a.T) a.rows[row].x = largest[r] * a.scale + log2f(total);
+    }
     put_rows(a.y, C, query, a.T, y, 1);
 }
 
@@ -794,16 +769,17 @@ static __global__ void __launch_bounds__(1024, 2)
         for (int i = 0; i < W; i++) sum += v + i < V ? ex2_approx((f[i] - largest) * LOG2_E) : 0;
     }
     float warp_largest = max_lanes(largest, 32);
-    sum = sum_lanes(sum * ex2_approx((largest - warp_largest) * LOG2_E), 32);
+    sum = sum_lanes(sum * ex2_approx((largest - warp_largest) * LOG2_E), 1, 32);
     if (lane == 0) of_warp[threadIdx.x / 32] = make_float2(warp_largest, sum);
     __syncthreads();
     float2 other = lane < (int)blockDim.x / 32 ? of_warp[lane] : make_float2(-FLT_MAX, 0);
     largest = max_lanes(other.x, 32);
-    sum = sum_lanes(other.y * ex2_approx((other.x - largest) * LOG2_E), 32);
+    sum = sum_lanes(other.y * ex2_approx((other.x - largest) * LOG2_E), 1, 32);
+    float inverse = 1 / sum;
     for (int v = threadIdx.x * W; v < Vp; v += blockDim.x * W) {
         load(f, x + v);
         for (int i = 0; i < W; i++) {
-            float p = v + i < V ? ex2_approx((f[i] - largest) * LOG2_E) / sum : 0;
+            float p = v + i < V ? ex2_approx((f[i] - largest) * LOG2_E) * inverse : 0;
             f[i] = factor * (p - (v + i == target));
         }
         store(x + v, f);
@@ -887,7 +863,7 @@ static __global__ void squares_kernel(double* sums, const float* d, size_t n) {
         float4 x = ((const float4*)d)[i];
         sum += (double)x.x * x.x + (double)x.y * x.y + (double)x.z * x.z + (double)x.w * x.w;
     }
-    sum = sum_lanes(sum, 32);
+    sum = sum_lanes(sum, 1, 32);
     if (threadIdx.x % 32 == 0) sums[blockIdx.x * NORM_WARPS + threadIdx.x / 32] = sum;
 }
 
@@ -896,7 +872,7 @@ static __global__ void clip_kernel(float* clip, const double* sums) {
     double sum = 0;
 #pragma unroll 16
     for (int i = threadIdx.x; i < NORM_BLOCKS * NORM_WARPS; i += 32) sum += sums[i];
-    double norm = sqrt(sum_lanes(sum, 32));
+    double norm = sqrt(sum_lanes(sum, 1, 32));
     if (threadIdx.x == 0) *clip = norm > MAX_NORM ? (float)(MAX_NORM / norm) : 1;
 }
 
@@ -912,8 +888,8 @@ static __global__ void adamw_kernel(floatX* v, float* master, float* mean, float
         *mi = (float)BETA1 * *mi + (float)(1 - BETA1) * x;
         *si = (float)BETA2 * *si + (float)(1 - BETA2) * x * x;
         *pi = *pi * kept - step * *mi / (root * sqrtf(*si) + (float)EPS);
-        v[4 * at + i] = rounded(*pi);
     }
+    store_pair(v + 4 * at, p.x, p.y), store_pair(v + 4 * at + 2, p.z, p.w);
     ((float4*)mean)[at] = m, ((float4*)square)[at] = s, ((float4*)master)[at] = p;
 }
 
@@ -1127,7 +1103,7 @@ int main(int argc, char** argv) {
     if (argc > 5) peak_learning_rate = strtod(argv[5], NULL);
     if (steps < 1 || B < 1) die("the number of steps and the batch size are", "at least 1");
     check(cublasLtCreate(&cublaslt));
-    workspace = zeros<char>(WORKSPACE), column_scratch = zeros<float>(2 * COLUMN_BLOCKS * COLUMNS);
+    workspace = zeros<char>(WORKSPACE);
     const cudaFuncAttribute shared = cudaFuncAttributeMaxDynamicSharedMemorySize;
     check(cudaFuncSetAttribute(attention_forward_kernel, shared, FORWARD_TILES));
     check(cudaFuncSetAttribute(attention_backward_kernel<0>, shared, BACKWARD_TILES));
