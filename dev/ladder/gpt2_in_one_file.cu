@@ -14,6 +14,7 @@
  * B sequences of T tokens each are N = B * T rows. V vocabulary size, Vp: padded to a multiple of 128, L layers, NH
  * heads of HS = 64 channels, C = NH * HS. A row of N and then a channel: element (n, c) of a tensor [N, C] is
  * v[n * C + c]. floatX: the type of weights and activations; -DPRECISION_FP32 makes it float, for comparisons. */
+#include <chrono>
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <float.h>
@@ -23,7 +24,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { BATCH = 4, WARMUP = 10, SAMPLE_TOKENS = 63 };  // warm-up: the first tenth of the steps
 static const double FINAL_LR = 0.05, BETA1 = 0.9, BETA2 = 0.95, EPS = 1e-8;
@@ -240,66 +240,58 @@ static void embedding_backward(Tensor y, Batch batch, Param wte, Param wpe, int 
 //     BACKWARD_WEIGHT   dw (IC x OC) = x dy^T        in fp32
 enum { FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, PLANS = 64, WORKSPACE = 64 << 20 };
 
+// What a matmul of a kind and size needs: made on first use.
 typedef struct {
-    int kind, N, IC, OC, epilogue;
-} PlanKey;
-
-// What a matmul of this kind and size needs: made on first use.
-typedef struct {
-    PlanKey key;
-    int works;  // 0: cuBLASLt does not have this epilogue for this size
+    int kind, N, IC, OC, epilogue, works;  // works: 0 if cuBLASLt does not have this epilogue for this size
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algorithm;
 } Plan;
 
-static Plan plans[PLANS];
-static int plan_count;
 static cublasLtHandle_t cublaslt;
-static void* workspace;
 
 template <typename T> static void set_attribute(Plan* p, cublasLtMatmulDescAttributes_t name, T value) {
     check(cublasLtMatmulDescSetAttribute(p->operation, name, &value, sizeof value));
 }
 
-static Plan new_plan(PlanKey k) {
-    int is_weight = k.kind == BACKWARD_WEIGHT, rows = k.kind == FORWARD ? k.OC : k.IC;  // of the result
-    int inner = k.kind == FORWARD ? k.IC : k.OC;                                        // rows of b
-    Plan p = {k};
-    check(cublasLtMatmulDescCreate(&p.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    set_attribute(&p, CUBLASLT_MATMUL_DESC_TRANSA, k.kind == FORWARD ? CUBLAS_OP_T : CUBLAS_OP_N);
-    set_attribute(&p, CUBLASLT_MATMUL_DESC_TRANSB, is_weight ? CUBLAS_OP_T : CUBLAS_OP_N);
-    set_attribute(&p, CUBLASLT_MATMUL_DESC_EPILOGUE, k.epilogue);
-    if (k.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
-        set_attribute(&p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)rows);
-    check(cublasLtMatrixLayoutCreate(&p.a, (cudaDataType_t)FLOATX, k.IC, is_weight ? k.N : k.OC, k.IC));
-    check(cublasLtMatrixLayoutCreate(&p.b, (cudaDataType_t)FLOATX, inner, k.N, inner));
-    check(cublasLtMatrixLayoutCreate(&p.d, is_weight ? CUDA_R_32F : (cudaDataType_t)FLOATX, rows,
-                                     is_weight ? k.OC : k.N, rows));
+static void make_plan(Plan* p) {
+    int is_forward = p->kind == FORWARD, is_weight = p->kind == BACKWARD_WEIGHT, found = 0;
+    int rows = is_forward ? p->OC : p->IC, inner = is_forward ? p->IC : p->OC;  // of the result, of b
+    cudaDataType_t type = (cudaDataType_t)FLOATX;
     cublasLtMatmulPreference_t wish;
+    cublasLtMatmulHeuristicResult_t best;
     uint64_t bytes = WORKSPACE;
     uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // partial sums in fp32
-    cublasLtMatmulHeuristicResult_t best;
+    check(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    set_attribute(p, CUBLASLT_MATMUL_DESC_TRANSA, is_forward ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set_attribute(p, CUBLASLT_MATMUL_DESC_TRANSB, is_weight ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set_attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE, p->epilogue);
+    if (p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+        set_attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)rows);
+    check(cublasLtMatrixLayoutCreate(&p->a, type, p->IC, is_weight ? p->N : p->OC, p->IC));
+    check(cublasLtMatrixLayoutCreate(&p->b, type, inner, p->N, inner));
+    check(cublasLtMatrixLayoutCreate(&p->d, is_weight ? CUDA_R_32F : type, rows, is_weight ? p->OC : p->N, rows));
     check(cublasLtMatmulPreferenceCreate(&wish));
     check(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
     check(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums, sizeof sums));
-    cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(cublaslt, p.operation, p.a, p.b, p.d, p.d, wish, 1, &best, &p.works);
-    p.works = status == CUBLAS_STATUS_SUCCESS && p.works && best.state == CUBLAS_STATUS_SUCCESS;
-    if (p.works) p.algorithm = best.algo;
+    auto status =
+        cublasLtMatmulAlgoGetHeuristic(cublaslt, p->operation, p->a, p->b, p->d, p->d, wish, 1, &best, &found);
+    p->works = status == CUBLAS_STATUS_SUCCESS && found && best.state == CUBLAS_STATUS_SUCCESS;
+    p->algorithm = best.algo;
     check(cublasLtMatmulPreferenceDestroy(wish));
-    return p;
 }
 
 // `pre`: of GELU's epilogue, its input. If cuBLASLt does not have that epilogue, returns 0 and does nothing.
-static int matmul(void* d, const floatX* a, const floatX* b, const floatX* bias, floatX* pre, PlanKey key) {
+static int matmul(void* d, const floatX* a, const floatX* b, const floatX* bias, floatX* pre, Plan of) {
+    static Plan plans[PLANS];
+    static void* workspace = zeros<char>(WORKSPACE);
+    const float one = 1, zero = 0;
     Plan* p = plans;
-    while (p < plans + plan_count && memcmp(&p->key, &key, sizeof key)) p++;
+    while (p < plans + PLANS && p->operation && memcmp(p, &of, 5 * sizeof(int))) p++;
     if (p == plans + PLANS) die("too many sizes of", "matmuls");
-    if (p == plans + plan_count) plans[plan_count++] = new_plan(key);
+    if (!p->operation) *p = of, make_plan(p);
     if (!p->works && pre) return 0;
     if (!p->works) die("cuBLASLt has no algorithm for", "a matmul");
-    const float one = 1, zero = 0;
     if (bias) set_attribute(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (pre) set_attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pre);
     check(cublasLtMatmul(cublaslt, p->operation, &one, a, p->a, b, p->b, &zero, d, p->d, d, p->d, &p->algorithm,
@@ -352,9 +344,7 @@ static __global__ void layernorm_forward_kernel(floatX* y, float2* rows, floatX*
     float rstd = rsqrtf(sum_lanes(square, 1, 32) / C + (float)NORM_EPS);
     if (lane == 0) rows[n] = make_float2(mean, rstd);
     for (int c = lane * W; c < C; c += 32 * W) {
-        load(f, row + c);
-        load(weight, w + c);
-        load(bias, b + c);
+        load(f, row + c), load(weight, w + c), load(bias, b + c);
         for (int i = 0; i < W; i++) f[i] = (f[i] - mean) * rstd * weight[i] + bias[i];
         store(y + c, f);
     }
@@ -377,9 +367,7 @@ static __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, c
     float2 row = rows[n];
     dx += (size_t)n * C, dy += (size_t)n * C, x += (size_t)n * C;
     for (int c = lane * W; c < C; c += 32 * W) {
-        load(d, dy + c);
-        load(f, x + c);
-        load(weight, w + c);
+        load(d, dy + c), load(f, x + c), load(weight, w + c);
         for (int i = 0; i < W; i++) {
             e_sum += d[i] * weight[i];
             eu_sum += d[i] * weight[i] * (f[i] - row.x) * row.y;
@@ -387,10 +375,7 @@ static __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, c
     }
     e_sum = sum_lanes(e_sum, 1, 32) / C, eu_sum = sum_lanes(eu_sum, 1, 32) / C;
     for (int c = lane * W; c < C; c += 32 * W) {
-        load(d, dy + c);
-        load(f, x + c);
-        load(weight, w + c);
-        load(before, dx + c);
+        load(d, dy + c), load(f, x + c), load(weight, w + c), load(before, dx + c);
         for (int i = 0; i < W; i++) before[i] += row.y * (d[i] * weight[i] - e_sum - (f[i] - row.x) * row.y * eu_sum);
         store(dx + c, before);
     }
@@ -563,12 +548,10 @@ __device__ inline void product_nn(float (&c)[M][HS / 8][4], const float (&p)[M][
 template <int M>
 __device__ inline void put_rows(floatX* x, int stride, int row, int T, const float (&c)[M][HS / 8][4], float scale) {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    for (int m = 0; m < M; m++)
-        for (int half = 0; half < 2; half++) {
-            int r = row + 16 * m + 8 * half + g;
-            for (int n = 0; n < HS / 8 && r < T; n++)
-                store_pair(x + (size_t)r * stride + 8 * n + 2 * t, scale * c[m][n][2 * half],
-                           scale * c[m][n][2 * half + 1]);
+    for (int r = 0; r < 2 * M; r++)
+        for (int n = 0; n < HS / 8 && row + 8 * r + g < T; n++) {
+            const float* pair = &c[r / 2][n][r % 2 * 2];
+            store_pair(x + (size_t)(row + 8 * r + g) * stride + 8 * n + 2 * t, scale * pair[0], scale * pair[1]);
         }
 }
 
@@ -642,8 +625,7 @@ static __global__ void attention_rows_kernel(Attention all) {
     int t = blockIdx.x * blockDim.x + threadIdx.x;
     float sum = 0, x[W], y[W];
     for (int c = 0; c < HS && t < a.T; c += W) {
-        load(x, a.dy + (size_t)t * a.NH * HS + c);
-        load(y, a.y + (size_t)t * a.NH * HS + c);
+        load(x, a.dy + (size_t)t * a.NH * HS + c), load(y, a.y + (size_t)t * a.NH * HS + c);
         for (int i = 0; i < W; i++) sum += x[i] * y[i];
     }
     if (t < a.T) a.rows[t].y = sum;
@@ -709,21 +691,17 @@ template <int IS_KEY> __global__ void __launch_bounds__(ATTENTION_THREADS, 2) at
 enum { FORWARD_TILES = (OWN + 4 * TILE) * HS * sizeof(floatX) };  // bytes of shared memory
 enum { BACKWARD_TILES = (2 * OWN + 4 * TILE) * HS * sizeof(floatX) + 2 * TILE * sizeof(float2) };
 
-static Attention attention_of(Tensor y, Tensor qkv, int T, int NH) {
-    return {y.v, y.d, qkv.v, qkv.d, y.rows, T, NH, LOG2_E / sqrtf(HS)};
-}
-
 static void attention_forward(Tensor y, Tensor qkv, int B, int T, int NH) {
     Range range(__func__);
-    dim3 grid(blocks_for(T, OWN), NH, B);
-    attention_forward_kernel<<<grid, ATTENTION_THREADS, FORWARD_TILES>>>(attention_of(y, qkv, T, NH));
+    Attention a = {y.v, y.d, qkv.v, qkv.d, y.rows, T, NH, LOG2_E / sqrtf(HS)};
+    attention_forward_kernel<<<dim3(blocks_for(T, OWN), NH, B), ATTENTION_THREADS, FORWARD_TILES>>>(a);
 }
 
 static void attention_backward(Tensor y, Tensor qkv, int B, int T, int NH) {
     Range range(__func__);
-    Attention a = attention_of(y, qkv, T, NH);
-    dim3 grid(blocks_for(T, OWN), NH, B), row_grid(blocks_for(T, ATTENTION_THREADS), NH, B);
-    attention_rows_kernel<<<row_grid, ATTENTION_THREADS>>>(a);
+    Attention a = {y.v, y.d, qkv.v, qkv.d, y.rows, T, NH, LOG2_E / sqrtf(HS)};
+    dim3 grid(blocks_for(T, OWN), NH, B);
+    attention_rows_kernel<<<dim3(blocks_for(T, 128), NH, B), 128>>>(a);
     attention_backward_kernel<0><<<grid, ATTENTION_THREADS, BACKWARD_TILES>>>(a);
     attention_backward_kernel<1><<<grid, ATTENTION_THREADS, BACKWARD_TILES>>>(a);
 }
@@ -1087,12 +1065,6 @@ static void next_batch(Batch* b, const uint16_t* data, long tokens, int step, in
         if (end[v] > b->first[b->distinct]) b->first[++b->distinct] = end[v];
 }
 
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 int main(int argc, char** argv) {
     int steps = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 1000, B = argc > 3 ? (int)strtol(argv[3], NULL, 10) : BATCH;
     const char *folder = argc > 2 ? argv[2] : NULL, *stories = "data/builtin";
@@ -1103,7 +1075,6 @@ int main(int argc, char** argv) {
     if (argc > 5) peak_learning_rate = strtod(argv[5], NULL);
     if (steps < 1 || B < 1) die("the number of steps and the batch size are", "at least 1");
     check(cublasLtCreate(&cublaslt));
-    workspace = zeros<char>(WORKSPACE);
     const cudaFuncAttribute shared = cudaFuncAttributeMaxDynamicSharedMemorySize;
     check(cudaFuncSetAttribute(attention_forward_kernel, shared, FORWARD_TILES));
     check(cudaFuncSetAttribute(attention_backward_kernel<0>, shared, BACKWARD_TILES));
@@ -1116,7 +1087,7 @@ int main(int argc, char** argv) {
     float* losses = (float*)malloc(N * sizeof(float));
     Batch next = {host, host + N, host + 2 * N, host + 3 * N},
           batch = {device, device + N, device + 2 * N, device + 3 * N};
-    double begin = 0, end = 0;
+    std::chrono::duration<double> begin{}, end{};
     next_batch(&next, data, tokens, 0, B, &m);
     for (int step = 0; step < steps; step++) {
         Range range("step");
@@ -1130,12 +1101,12 @@ int main(int argc, char** argv) {
         next_batch(&next, data, tokens, step + 1, B, &m);                           // while the GPU is busy
         check(cudaMemcpy(losses, m.losses, N * sizeof(float), cudaMemcpyDefault));  // waits for the step
         for (size_t n = 0; n < N; n++) loss += losses[n] / (double)N;
-        end = seconds();
+        end = std::chrono::steady_clock::now().time_since_epoch();
         if (step == 0 || step == 5) begin = end;  // the first steps choose algorithms and load kernels
         printf("step %d/%d | loss %.8f\n", step + 1, steps, loss);
     }
     int timed = steps > 6 ? steps - 6 : steps - 1;
-    printf("%.0f tokens/s in the last %d steps\n", timed ? (double)N * timed / (end - begin) : 0, timed);
+    printf("%.0f tokens/s in the last %d steps\n", timed ? (double)N * timed / (end - begin).count() : 0, timed);
     sample(&m, vocab, device);
     return 0;
 }
