@@ -10,6 +10,7 @@ RECSYS_TESTS := $(addprefix $(B)/test_,dlrm ncf dlrm_double ncf_double)
 CUDA_H := $(if $(HAS_NVCC),$(patsubst %/cublasLt.h,%,$(wildcard $(TOOLKIT)/include/cublasLt.h)))
 E      := $(B)/emulated/$(PRECISION)
 EMULATED := $(addprefix $E/,ops_80 ops_90a)
+ONE_FILE := $(patsubst %,$(B)/emulated/%/gpt2_in_one_file,bf16 fp32)
 
 # What tests train on: made by dev/test/text.py, the same bytes every time.
 TEST_CORPUS := build/test_corpus/builtin/train.bin
@@ -54,10 +55,10 @@ $(B)/emulated/source/made: $(shell find llmc apps dev/ops dev/recsys dev/test -n
 	@touch $@
 
 $E/ops_90a $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert): private EMULATE := -DHAS_SM90A
-$E/gpt2_in_one_file: private EMULATE := -DONE_FILE
-$(EMULATED) $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert gpt2_in_one_file): $(B)/emulated/source/made $(PAGES)
+$(ONE_FILE): private EMULATE := -DONE_FILE
+$(EMULATED) $(ONE_FILE) $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert): $(B)/emulated/source/made $(PAGES)
 	@mkdir -p $(@D)
-	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(EMULATE) \
+	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(notdir $(@D)) | tr a-z A-Z) $(EMULATE) \
 	    -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) -fno-strict-aliasing -no-pie -fno-pie \
 	    -U_FORTIFY_SOURCE $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi -Wno-maybe-uninitialized \
 	    -include dev/emulator/emulator.h -x c++ $(<D)/$(if $(filter ops%,$(@F)),dev/ops,$(patsubst finetune%,apps/finetune%,$(patsubst %_file,dev/ladder/%_file,$(@F)))).cu -o $@ -ldl

@@ -164,7 +164,8 @@ __global__ void __launch_bounds__(1024)
         if (KIND == GELU) store(dy + at, d);
     }
     for (int i = 0; i < W; i++) {
-        sum[i] = sum_lanes(sum[i], 2, 32), sum_u[i] = sum_lanes(sum_u[i], 2, 32);
+        sum[i] = sum_lanes(sum[i], 2, 32);
+        if (KIND == LAYERNORM) sum_u[i] = sum_lanes(sum_u[i], 2, 32);
         if (lane < 2) of_warp[0][warp][lane * W + i] = sum[i], of_warp[1][warp][lane * W + i] = sum_u[i];
     }
     __syncthreads();
@@ -175,11 +176,7 @@ __global__ void __launch_bounds__(1024)
     (is_dw ? dw : db)[first + c] = total;
 }
 
-template <int KIND>
-static void column_sums(float* db, float* dw, floatX* dy, const floatX* x, const float2* rows, int N, int OC) {
-    int threads = N < 512 ? (2 * N + 31) / 32 * 32 : 1024;
-    column_sums_kernel<KIND><<<OC / (2 * W), threads>>>(db, dw, dy, x, rows, N, OC);
-}
+static int column_threads(int N) { return N < 512 ? (2 * N + 31) / 32 * 32 : 1024; }
 
 // ---- The ops. A forward function reads values and writes y.v. Its backward function takes the same arguments, reads
 // y.d, and sets the derivatives of what the forward function read; where it adds to them, it says so.
@@ -190,24 +187,6 @@ typedef struct {
     int *tokens, *targets, *order, *first;
     int distinct;  // tokens
 } Batch;
-
-// y[n] = token[n]'s row of wte + the row of wpe of n's position. A thread takes W channels of a row.
-static __global__ void embedding_forward_kernel(floatX* y, const int* tokens, const floatX* wte, const floatX* wpe,
-                                                int N, int T, int C) {
-    size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
-    int n = (int)(at / C), c = (int)(at % C);
-    if (n >= N) return;
-    float a[W], b[W];
-    load(a, wte + (size_t)tokens[n] * C + c);
-    load(b, wpe + (size_t)(n % T) * C + c);
-    for (int i = 0; i < W; i++) a[i] += b[i];
-    store(y + at, a);
-}
-
-static void embedding_forward(Tensor y, const int* tokens, Param wte, Param wpe, int N, int T, int C) {
-    Range range(__func__);
-    embedding_forward_kernel<<<blocks_for((size_t)N * C, 256 * W), 256>>>(y.v, tokens, wte.v, wpe.v, N, T, C);
-}
 
 // The first batch.distinct blocks add the derivatives of a token's rows to dwte [V, C]. Each of the others sums those
 // of a position's rows into dwpe [T, C].
@@ -309,32 +288,31 @@ static void linear_forward(Tensor y, Tensor x, Layer p, int N, int IC, int OC) {
 static void linear_backward(Tensor y, Tensor x, Layer p, int N, int IC, int OC) {
     Range range(__func__);
     matmul(p.w.d, x.v, y.d, NULL, NULL, {BACKWARD_WEIGHT, N, IC, OC, CUBLASLT_EPILOGUE_DEFAULT});
-    if (p.b.d) column_sums<PLAIN>(p.b.d, NULL, y.d, NULL, NULL, N, OC);
+    if (p.b.d) column_sums_kernel<PLAIN><<<OC / (2 * W), column_threads(N)>>>(p.b.d, NULL, y.d, NULL, NULL, N, OC);
     matmul(x.d, p.w.v, y.d, NULL, NULL, {BACKWARD_INPUT, N, IC, OC, CUBLASLT_EPILOGUE_DEFAULT});
 }
 
 // The residual connection and the layernorm of its sum: x = before + branch; y = u w + b, where u = (x - mean) rstd.
-// Without a branch, x is given. A warp takes a row: the mean, and 1 / the standard deviation.
+// With tokens it is the embedding's: x[n] = before[token of n] + branch[position of n]. A warp takes a row.
 enum { ROW_WARPS = 4 };
 
-static __global__ void layernorm_forward_kernel(floatX* y, float2* rows, floatX* x, const floatX* before,
-                                                const floatX* branch, const floatX* w, const floatX* b, int N, int C) {
+static __global__ void layernorm_forward_kernel(floatX* y, float2* rows, floatX* x, const int* tokens, int T,
+                                                const floatX* before, const floatX* branch, const floatX* w,
+                                                const floatX* b, int N, int C) {
     extern __shared__ int4 kept_rows[];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = blockIdx.x * ROW_WARPS + warp;
     floatX* row = (floatX*)kept_rows + warp * C;  // a thread reads only what it has written itself
-    float sum = 0, square = 0, f[W], weight[W], bias[W];
+    float sum = 0, square = 0, f[W], more[W], weight[W], bias[W];
     if (n >= N) return;
-    x += (size_t)n * C, before += (size_t)n * C, branch += branch ? (size_t)n * C : 0, y += (size_t)n * C;
+    x += (size_t)n * C, y += (size_t)n * C;
+    before += (size_t)(tokens ? tokens[n] : n) * C, branch += (size_t)(tokens ? n % T : n) * C;
     for (int c = lane * W; c < C; c += 32 * W) {
-        load(f, before + c);
-        if (branch) {
-            float more[W];
-            load(more, branch + c);
-            for (int i = 0; i < W; i++) f[i] = to_float(rounded(f[i] + more[i]));
-            store(x + c, f);
+        load(f, before + c), load(more, branch + c);
+        for (int i = 0; i < W; i++) {
+            f[i] = to_float(rounded(f[i] + more[i]));
+            sum += f[i];
         }
-        store(row + c, f);
-        for (int i = 0; i < W; i++) sum += f[i];
+        store(x + c, f), store(row + c, f);
     }
     float mean = sum_lanes(sum, 1, 32) / C;
     for (int c = lane * W; c < C; c += 32 * W) {
@@ -350,11 +328,11 @@ static __global__ void layernorm_forward_kernel(floatX* y, float2* rows, floatX*
     }
 }
 
-static void layernorm_forward(Tensor y, Tensor x, Tensor before, Tensor branch, Layer p, int N, int C) {
+static void residual_layernorm_forward(Tensor y, Tensor x, const floatX* before, const floatX* branch, Layer p, int N,
+                                       int C, const int* tokens = NULL, int T = 0) {
     Range range(__func__);
-    size_t bytes = ROW_WARPS * (size_t)C * sizeof(floatX);
-    layernorm_forward_kernel<<<blocks_for(N, ROW_WARPS), ROW_WARPS * 32, bytes>>>(y.v, y.rows, x.v, before.v, branch.v,
-                                                                                  p.w.v, p.b.v, N, C);
+    layernorm_forward_kernel<<<blocks_for(N, ROW_WARPS), ROW_WARPS * 32, ROW_WARPS * C * sizeof(floatX)>>>(
+        y.v, y.rows, x.v, tokens, T, before, branch, p.w.v, p.b.v, N, C);
 }
 
 // With e = dy w, the derivative in u: dx += rstd (e - average(e) - u average(e u)). The averages are there because
@@ -384,7 +362,7 @@ static __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, c
 // Adds to x.d, which is also the derivative of what x is the sum of.
 static void layernorm_backward(Tensor y, Tensor x, Layer p, int N, int C) {
     Range range(__func__);
-    column_sums<LAYERNORM>(p.b.d, p.w.d, y.d, x.v, y.rows, N, C);
+    column_sums_kernel<LAYERNORM><<<C / (2 * W), column_threads(N)>>>(p.b.d, p.w.d, y.d, x.v, y.rows, N, C);
     layernorm_backward_kernel<<<blocks_for(N, ROW_WARPS), ROW_WARPS * 32>>>(x.d, y.d, x.v, y.rows, p.w.v, N, C);
 }
 
@@ -496,23 +474,6 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&x)[4], uint32_t address) {
 
 __device__ inline void store_pair(floatX* p, float a, float b) { *(__nv_bfloat162*)p = __floats2bfloat162_rn(a, b); }
 
-// Two neighbouring blocks of a product_nt() are one left operand of 16 x 16, rounded, in the same registers.
-template <int M, int J> __device__ inline void left_operand(uint32_t (&x)[M][4], const float (&p)[M][J][4], int k) {
-    for (int m = 0; m < M; m++)
-        for (int i = 0; i < 4; i++) {
-            const float* pair = &p[m][2 * k + i / 2][i % 2 * 2];
-            store_pair((floatX*)&x[m][i], pair[0], pair[1]);
-        }
-}
-
-template <int M, int J>
-__device__ inline void multiply(float (&c)[M][J][4], int n, const uint32_t (&x)[M][4], const uint32_t (&y)[4]) {
-    for (int m = 0; m < M; m++) {
-        mma_m16n8k16(c[m][n], x[m], y[0], y[1]);
-        mma_m16n8k16(c[m][n + 1], x[m], y[2], y[3]);
-    }
-}
-
 // The next 16 channels are two pieces further: as exclusive or, because of the pieces' order.
 template <int M, int J>
 __device__ inline void product_nt(float (&c)[M][J][4], const floatX* a, int a_row, const floatX* b, int b_row) {
@@ -524,7 +485,8 @@ __device__ inline void product_nt(float (&c)[M][J][4], const floatX* a, int a_ro
         for (int m = 0; m < M; m++) ldmatrix_x4(x[m], (at_a ^ k << 5) + 16 * m * ROW);
         for (int n = 0; n < J; n += 2) {
             ldmatrix_x4(y, (at_b ^ k << 5) + 8 * n * ROW);
-            multiply(c, n, x, y);
+            for (int m = 0; m < M; m++)
+                mma_m16n8k16(c[m][n], x[m], y[0], y[1]), mma_m16n8k16(c[m][n + 1], x[m], y[2], y[3]);
         }
     }
 }
@@ -535,10 +497,14 @@ __device__ inline void product_nn(float (&c)[M][HS / 8][4], const float (&p)[M][
     uint32_t at_b = shared_address(b + tile_at(b_row + (lane & 15), lane >> 4)), x[M][4], y[4];
 #pragma unroll
     for (int k = 0; k < J / 2; k++) {
-        left_operand(x, p, k);
+        for (int i = 0; i < 4 * M; i++) {  // two neighbouring blocks of p are a left operand of 16 x 16
+            const float* pair = &p[i / 4][2 * k + i % 4 / 2][i % 2 * 2];
+            store_pair((floatX*)&x[i / 4][i % 4], pair[0], pair[1]);
+        }
         for (int n = 0; n < HS / 8; n += 2) {
             ldmatrix_x4_trans(y, (at_b ^ n << 4) + 16 * k * ROW);
-            multiply(c, n, x, y);
+            for (int m = 0; m < M; m++)
+                mma_m16n8k16(c[m][n], x[m], y[0], y[1]), mma_m16n8k16(c[m][n + 1], x[m], y[2], y[3]);
         }
     }
 }
@@ -727,7 +693,7 @@ static void linear_gelu_forward(Tensor y, Tensor x, Tensor in, Layer p, int N, i
 // x.d and y.d are the same memory. It also sums the bias's derivative, for which linear_backward() would read x.d again.
 static void gelu_backward(Tensor y, Tensor x, Param b, int N, int OC) {
     Range range(__func__);
-    column_sums<GELU>(b.d, NULL, y.d, x.v, NULL, N, OC);
+    column_sums_kernel<GELU><<<OC / (2 * W), column_threads(N)>>>(b.d, NULL, y.d, x.v, NULL, N, OC);
 }
 
 // losses[n] = -log(probability of the target). Its derivative in the logits is p - (1 at the target), times factor,
@@ -790,18 +756,18 @@ typedef struct {
 static void forward(Model* m, const int* tokens, int B, int T) {
     Range range(__func__);
     int N = B * T, C = m->C;
-    Tensor x = m->embedded, none = {};  // x: the residual stream
-    embedding_forward(x, tokens, m->wte, m->wpe, N, T, C);
-    layernorm_forward(m->block[0].ln1, x, x, none, m->block[0].to_ln1, N, C);
+    Tensor x = m->embedded;  // the residual stream
+    residual_layernorm_forward(m->block[0].ln1, x, m->wte.v, m->wpe.v, m->block[0].to_ln1, N, C, tokens, T);
     for (int l = 0; l < m->L; l++) {
         Block *k = &m->block[l], *next = l + 1 < m->L ? k + 1 : NULL;
         linear_forward(k->qkv, k->ln1, k->to_qkv, N, C, 3 * C);
         attention_forward(k->att, k->qkv, B, T, m->NH);
         linear_forward(k->proj, k->att, k->to_proj, N, C, C);
-        layernorm_forward(k->ln2, k->mid, x, k->proj, k->to_ln2, N, C);
+        residual_layernorm_forward(k->ln2, k->mid, x.v, k->proj.v, k->to_ln2, N, C);
         linear_gelu_forward(k->gelu, k->fc, k->ln2, k->to_fc, N, C, 4 * C);
         linear_forward(k->fcproj, k->gelu, k->to_fcproj, N, 4 * C, C);
-        layernorm_forward(next ? next->ln1 : m->lnf, k->out, k->mid, k->fcproj, next ? next->to_ln1 : m->to_lnf, N, C);
+        residual_layernorm_forward(next ? next->ln1 : m->lnf, k->out, k->mid.v, k->fcproj.v,
+                                   next ? next->to_ln1 : m->to_lnf, N, C);
         x = k->out;
     }
     linear_forward(m->logits, m->lnf, m->to_logits, N, C, m->Vp);
@@ -1011,24 +977,9 @@ static Model new_model(const char* folder, int B) {
     return m;
 }
 
-// Print a token by vocab.json, {"text":number, ...}. There an invisible byte is a letter from U+0100 on: of
-// those that occur in stories, U+0120 is a blank and U+010A a line break.
-static void print_token(const char* vocab, int token) {
-    char end[32];
-    snprintf(end, sizeof end, "\":%d,", token);
-    const char *at = strstr(vocab, end), *begin = at;
-    if (!at) printf("<%d>", token);
-    while (at && (begin[-1] != '"' || !strchr("{,", begin[-2]))) begin--;
-    for (; begin < at; begin++) {
-        if (!memcmp(begin, "\xc4\xa0", 2)) putchar(' '), begin++;
-        else if (!memcmp(begin, "\xc4\x8a", 2)) putchar('\n'), begin++;
-        else putchar(*begin == '\\' ? *++begin : *begin);
-    }
-}
-
 // Draw tokens one after the other, each from the probabilities that the model gives after those before it. The tokens
 // after it are 0 so far: no row before them sees them.
-static void sample(Model* m, const char* vocab, int* device_tokens) {
+static void sample(Model* m, int* device_tokens) {
     int T = m->T < SAMPLE_TOKENS + 1 ? m->T : SAMPLE_TOKENS + 1, V = m->V, Vp = m->Vp;
     int tokens[SAMPLE_TOKENS + 1] = {V - 1};  // <|endoftext|>, which documents begin with, is the last token
     floatX* logits = (floatX*)malloc((size_t)Vp * sizeof(floatX));
@@ -1042,7 +993,7 @@ static void sample(Model* m, const char* vocab, int* device_tokens) {
         double rest = sum * random_uniform();
         while (tokens[n] < V - 1 && (rest -= exp(to_float(logits[tokens[n]]) - largest)) > 0) tokens[n]++;
         if (tokens[n] == V - 1) break;
-        print_token(vocab, tokens[n]);
+        printf("%d ", tokens[n]);
     }
     putchar('\n');
     free(logits);
@@ -1068,7 +1019,6 @@ static void next_batch(Batch* b, const uint16_t* data, long tokens, int step, in
 int main(int argc, char** argv) {
     int steps = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 1000, B = argc > 3 ? (int)strtol(argv[3], NULL, 10) : BATCH;
     const char *folder = argc > 2 ? argv[2] : NULL, *stories = "data/builtin";
-    char* vocab = read_file(folder ? folder : stories, "vocab.json");
     char* file = argc > 4 ? read_file(".", argv[4]) : read_file(stories, "train.bin");
     const uint16_t* data = (const uint16_t*)(file + 1024);  // behind a header of 256 int32
     long tokens = (file_size - 1024) / 2;
@@ -1107,6 +1057,6 @@ int main(int argc, char** argv) {
     }
     int timed = steps > 6 ? steps - 6 : steps - 1;
     printf("%.0f tokens/s in the last %d steps\n", timed ? (double)N * timed / (end - begin).count() : 0, timed);
-    sample(&m, vocab, device);
+    sample(&m, device);
     return 0;
 }
