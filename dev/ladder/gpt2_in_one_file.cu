@@ -871,7 +871,7 @@ static long file_size;  // of the last file that was read
 // A file's bytes, and a zero behind them.
 static char* read_file(const char* folder, const char* name) {
     char path[4096];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(path, sizeof path, "%s%s%s", folder, *folder ? "/" : "", name);
     FILE* f = fopen(path, "rb");
     if (!f) die("cannot open", path);
     fseek(f, 0, SEEK_END), file_size = ftell(f), rewind(f);
@@ -1019,7 +1019,7 @@ static void next_batch(Batch* b, const uint16_t* data, long tokens, int step, in
 int main(int argc, char** argv) {
     int steps = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 1000, B = argc > 3 ? (int)strtol(argv[3], NULL, 10) : BATCH;
     const char *folder = argc > 2 ? argv[2] : NULL, *stories = "data/builtin";
-    char* file = argc > 4 ? read_file(".", argv[4]) : read_file(stories, "train.bin");
+    char* file = argc > 4 ? read_file("", argv[4]) : read_file(stories, "train.bin");
     const uint16_t* data = (const uint16_t*)(file + 1024);  // behind a header of 256 int32
     long tokens = (file_size - 1024) / 2;
     if (argc > 5) peak_learning_rate = strtod(argv[5], NULL);
@@ -1052,7 +1052,7 @@ int main(int argc, char** argv) {
         check(cudaMemcpy(losses, m.losses, N * sizeof(float), cudaMemcpyDefault));  // waits for the step
         for (size_t n = 0; n < N; n++) loss += losses[n] / (double)N;
         end = std::chrono::steady_clock::now().time_since_epoch();
-        if (step == 0 || step == 5) begin = end;  // the first steps choose algorithms and load kernels
+        if (step == (steps > 6 ? 5 : 0)) begin = end;  // the first steps choose algorithms and load kernels
         printf("step %d/%d | loss %.8f\n", step + 1, steps, loss);
     }
     int timed = steps > 6 ? steps - 6 : steps - 1;
