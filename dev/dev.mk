@@ -10,6 +10,7 @@ RECSYS_TESTS := $(addprefix $(B)/test_,dlrm ncf dlrm_double ncf_double)
 CUDA_H := $(if $(HAS_NVCC),$(patsubst %/cublasLt.h,%,$(wildcard $(TOOLKIT)/include/cublasLt.h)))
 E      := $(B)/emulated/$(PRECISION)
 EMULATED := $(addprefix $E/,ops_80 ops_90a)
+ONE_FILE := $(patsubst %,$(B)/emulated/%/gpt2_in_one_file,bf16 fp32)
 
 # What tests train on: made by dev/test/text.py, the same bytes every time.
 TEST_CORPUS := build/test_corpus/builtin/train.bin
@@ -17,6 +18,10 @@ TEST_CORPUS := build/test_corpus/builtin/train.bin
 $(addprefix $(B)/test_,gpt2 bert gpt2_double bert_double run profile data data_tsan choices fuzz): $(PAGES)
 $(RECSYS) $(RECSYS_TESTS): $(PAGES)
 $(addprefix $(G)/,$(GPU_PROGRAMS) test_gpt2cu test_bertcu train_dlrmcu test_dlrmcu train_ncfcu test_ncfcu): $(PAGES)
+
+# GPT-2 in one CUDA file, dev/ladder/gpt2_in_one_file.cu.
+$(G)/gpt2_in_one_filecu: dev/ladder/gpt2_in_one_file.cu Makefile dev/dev.mk $(G)/command
+	$(NVCC) $(NVFLAGS) -MF $@.d $< -o $@ $(NVLIBS)
 
 # They use a part of a trainer's source.
 $(B)/test_bert $(B)/test_bert_double: WARN += -Wno-unused-function
@@ -45,17 +50,18 @@ $(G)/opscu: dev/ops.cu Makefile dev/dev.mk $(G)/command
 # CUDA programs on the CPU: tests of ops with the kernels of sm_80 and of sm_90a, and of the models. Without glibc's
 # fortified longjmp(), Ubuntu's default, which takes a switch to another stack for an error.
 $(B)/emulated/source/made: $(shell find llmc apps dev/ops dev/recsys dev/test -name '*.h' -o -name '*.cuh') \
-        dev/ops.cu dev/ptx.cuh $(wildcard *.cu apps/*.cu dev/emulator/*) Makefile dev/dev.mk
+        dev/ops.cu dev/ptx.cuh $(wildcard *.cu apps/*.cu dev/ladder/*.cu dev/emulator/*) Makefile dev/dev.mk
 	python3 dev/emulator/translate.py $(@D)
 	@touch $@
 
 $E/ops_90a $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert): private EMULATE := -DHAS_SM90A
-$(EMULATED) $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert): $(B)/emulated/source/made $(PAGES)
+$(ONE_FILE): private EMULATE := -DONE_FILE
+$(EMULATED) $(ONE_FILE) $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert): $(B)/emulated/source/made $(PAGES)
 	@mkdir -p $(@D)
-	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(EMULATE) \
+	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(notdir $(@D)) | tr a-z A-Z) $(EMULATE) \
 	    -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) -fno-strict-aliasing -no-pie -fno-pie \
 	    -U_FORTIFY_SOURCE $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi -Wno-maybe-uninitialized \
-	    -include dev/emulator/emulator.h -x c++ $(<D)/$(if $(filter ops%,$(@F)),dev/ops.cu,$(patsubst finetune%,apps/finetune%,$(@F)).cu) -o $@ -ldl
+	    -include dev/emulator/emulator.h -x c++ $(<D)/$(if $(filter ops%,$(@F)),dev/ops,$(patsubst finetune%,apps/finetune%,$(patsubst %_file,dev/ladder/%_file,$(@F)))).cu -o $@ -ldl
 
 # All rungs for GPUs in one compilation, whether or not a GPU is here.
 $(G)/ladders.cubin: $(wildcard dev/ladder/*/*.cuh dev/ladder/*/rungs.txt) dev/ladder/run.sh \

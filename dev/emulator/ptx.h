@@ -18,7 +18,24 @@ inline float quantize_max(float a, float b) { return a != a || b != b ? NAN : fm
 void kernel_trace_lead_kernel(uint64_t) {}  // keeps a GPU busy while launches are queued
 #endif
 
-#if defined(LLMC_DEVICE_PTX_MMA_CUH) && !defined(PRECISION_FP32)
+static inline void* emulated_address(uint32_t shared) { return (void*)(size_t)shared; }
+
+#if defined(LLMC_DEVICE_PTX_MMA_CUH) || defined(ONE_FILE)
+
+static inline void emulated_copy(uint32_t shared, const void* global, int exists, size_t bytes) {
+    if (exists) memcpy(emulated_address(shared), global, bytes);
+    else memset(emulated_address(shared), 0, bytes);
+}
+
+inline void cp_async_cg_16(uint32_t shared, const void* global, int exists) {
+    emulated_copy(shared, global, exists, 16);
+}
+inline void cp_async_ca_8(uint32_t shared, const void* global, int exists) { emulated_copy(shared, global, exists, 8); }
+inline void cp_async_wait_all(void) {}
+
+#endif
+
+#if (defined(LLMC_DEVICE_PTX_MMA_CUH) || defined(ONE_FILE)) && !defined(PRECISION_FP32)
 
 // ---------------------------------------------------------------------------------------------------------
 // mma.cuh
@@ -86,8 +103,6 @@ static inline void emulated_stmatrix(EmulatedCall* calls, unsigned) {
             memcpy((uint16_t*)calls[8 * m + lane / 4].out + 2 * (lane % 4), (const uint32_t*)calls[lane].in + m, 4);
 }
 
-static inline void* emulated_address(uint32_t shared) { return (void*)(size_t)shared; }
-
 inline void ldmatrix_x4(uint32_t (&x)[4], uint32_t address) {
     emulated_warp_work(emulated_ldmatrix, emulated_address(address), x);
 }
@@ -99,17 +114,6 @@ inline void ldmatrix_x4_trans(uint32_t (&x)[4], uint32_t address) {
 inline void stmatrix_x4(uint32_t address, const uint32_t (&x)[4]) {
     emulated_warp_work(emulated_stmatrix, x, emulated_address(address));
 }
-
-static inline void emulated_copy(uint32_t shared, const void* global, int exists, size_t bytes) {
-    if (exists) memcpy(emulated_address(shared), global, bytes);
-    else memset(emulated_address(shared), 0, bytes);
-}
-
-inline void cp_async_cg_16(uint32_t shared, const void* global, int exists) {
-    emulated_copy(shared, global, exists, 16);
-}
-inline void cp_async_ca_8(uint32_t shared, const void* global, int exists) { emulated_copy(shared, global, exists, 8); }
-inline void cp_async_wait_all(void) {}
 
 inline void st_shared_b32(uint32_t address, uint32_t x) { memcpy(emulated_address(address), &x, sizeof x); }
 inline int4 ld_shared_v4(uint32_t address) { return *(const int4*)emulated_address(address); }
