@@ -20,11 +20,10 @@ import os
 import struct
 import sys
 
-import numpy as np
-
 from model_dir import END_OF_TEXT, Parser, UserError, Weights, config_expect, config_number, read_json, run, write_file
-from user_error import refuse_foreign
+from user_error import need, refuse_foreign
 
+np = need("numpy")
 MAGIC_WEIGHTS, MAGIC_TOKENS = 20240326, 20240328
 TOKENS_FILE = "gpt2_tokenizer.bin"
 # The tensors of a block in the order of the file; a matrix of a linear layer is [in, out] in DIR and [out, in] there.

@@ -7,10 +7,9 @@ import os
 import re
 import struct
 
-import numpy as np
+from user_error import Parser, UserError, need, parse_json, read_json, replacing, run  # noqa: F401: scripts import them from here
 
-from user_error import Parser, UserError, parse_json, read_json, replacing, run  # noqa: F401: scripts import them from here
-
+np = need("numpy")
 END_OF_TEXT = "<|endoftext|>"
 WRAPPERS = ("_orig_mod.", "module.", "model.")  # prefixes of a wrapper's state, as in llmc/model/model_files.h
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 """Conversations into token shards for tuning GPT-2: only answers count for the loss.
 
-    prepare_chat.py --local FILE.jsonl... --model DIR --out OUT         DIR: a model to tune, with its tokenizer
-    prepare_chat.py --local FILE.jsonl... --vocab DIR --out OUT         DIR: a tokenizer, for a new model
+    prepare_chat.py --local FILE... --model DIR --out OUT         DIR: a model to tune, with its tokenizer
+    prepare_chat.py --local FILE... --vocab DIR --out OUT         DIR: a tokenizer, for a new model
 
-Needs Python 3.8 or later and the packages `tokenizers` and `numpy`. A line of a file (.gz .xz .bz2 too) is
+Needs Python 3.8 or later and the packages `tokenizers` and `numpy`. A line of a file (.gz .xz .bz2 .zst too), or an
+element of the array in a .json file, is one of
 
     {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
+    {"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]}       as ShareGPT has it
+    {"instruction": "Translate.", "input": "Hello", "output": "Hallo"}                             as Alpaca has it
 
 The first message may have the role system. Then user and assistant take turns, and the last message is the assistant's.
-It becomes
+ShareGPT's conversations often begin with an answer or end with a question, which are left out, and so are conversations
+without an answer, as some of Alpaca's are. Alpaca's input follows the instruction after an empty line. The first becomes
 
     <|endoftext|><|system|>...<|end|><|user|>Hello<|end|><|assistant|>Hi<|end|>
 
@@ -30,21 +34,21 @@ removed; other files of these names are an error. The last conversations are for
 """
 import itertools
 import json
-import lzma
 import os
+import re
 import struct
 import sys
-import zlib
 from array import array
 
-import numpy as np
-
-from documents import Parser, UserError, check_format, decompress, end, fraction, parse_json, positive, read_json, run
+from documents import (
+    READ_ERRORS, Parser, UserError, check_format, decompress, end, fraction, need, parse_json, positive, read_json, run
+)  # fmt: skip
 from export_llmc import BLOCK, to_bfloat16
 from model_dir import DTYPES, Weights, config_number
 from prepare_gpt2 import END_OF_TEXT, MAGICS, Vocabulary, make_tokenizer
 from work import Output, Work, library_threads, write_atomically
 
+np = need("numpy")
 SYSTEM, USER, ASSISTANT, END = "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
 TOKENS = [SYSTEM, USER, ASSISTANT, END]
 TEMPLATE = (
@@ -52,6 +56,7 @@ TEMPLATE = (
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}  # ShareGPT's
 ROW_TOKENS = 1024  # without a model
 SHARD_TOKENS = 100_000_000
 AT_ONCE = 1024  # conversations that are encoded at a time
@@ -62,14 +67,37 @@ OPEN_ROWS = 64  # that a conversation may still go into
 # Conversations
 
 
-def messages_of(line):
-    """[(role, content, whether it counts for the loss)] of a line, checked."""
-    try:
-        messages = parse_json(line)["messages"]
-    except ValueError as e:
-        raise UserError(f"is not JSON: {e}")
-    except (KeyError, TypeError):
-        raise UserError("is not an object with the key 'messages'")
+def converted(chat):
+    """The messages of a conversation as ShareGPT or Alpaca has it, from its first question to its last answer."""
+    if "conversations" in chat:
+        turns = chat["conversations"]
+        if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+            raise UserError("its 'conversations' are not a list of messages")
+        role = lambda turn: str(turn.get("from", turn.get("role")))
+        content = lambda turn: turn.get("value", turn.get("content"))
+        messages = [{**turn, "role": ROLES.get(role(turn), role(turn)), "content": content(turn)} for turn in turns]
+    else:
+        asked, more, answer = (chat.get(key) or "" for key in ("instruction", "input", "output"))
+        if not all(isinstance(text, str) for text in (asked, more, answer)):
+            raise UserError("its instruction, input or output is not a string")
+        messages = [{"role": "user", "content": f"{asked}\n\n{more}" if more.strip() else asked}]
+        messages += [{"role": "assistant", "content": answer}] if answer.strip() else []
+    first = 1 if messages and messages[0]["role"] == "system" else 0
+    while messages[first:] and messages[first]["role"] == "assistant":
+        del messages[first]
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    return messages
+
+
+def messages_of(chat):
+    """[(role, content, whether it counts for the loss)] of a conversation, checked; none if it has no answer."""
+    keys = {"messages", "conversations", "instruction"}
+    if not isinstance(chat, dict) or not keys & chat.keys():
+        raise UserError("is not an object with the key 'messages' (or 'conversations', or 'instruction')")
+    messages = chat["messages"] if "messages" in chat else converted(chat)
+    if not messages and "messages" not in chat:
+        return []
     if not isinstance(messages, list) or not messages:
         raise UserError("'messages' is not a list of messages")
     found = []
@@ -98,21 +126,38 @@ def messages_of(line):
     return found
 
 
+def json_of(data):
+    try:
+        return parse_json(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as e:
+        raise UserError(f"is not UTF-8 text ({e.reason})")
+    except ValueError as e:
+        raise UserError(f"is not JSON: {e}")
+
+
 def read_conversations(paths):
+    without = 0
     for path in paths:
-        number = 0
+        where = ""
         try:
             with open(path, "rb") as raw, decompress(raw, path) as f:
-                check_format(f.peek(8))
-                for number, line in enumerate(f, 1):
-                    if line.strip():
-                        yield messages_of(line.decode("utf-8-sig"))
+                start = f.peek(64)[:64]
+                check_format(start)
+                is_array = re.search(r"\.json(\.\w+)?$", path) and start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+                for number, value in enumerate(json_of(f.read()) if is_array else f, 1):
+                    where = f"{'conversation' if is_array else 'line'} {number}: "
+                    if not is_array and not value.strip():
+                        continue
+                    messages = messages_of(value if is_array else json_of(value))
+                    without += not messages
+                    if messages:
+                        yield messages
         except UserError as e:
-            raise UserError(f"{path}: line {number}: {e}" if number else f"{path}: {e}")
-        except UnicodeDecodeError as e:
-            raise UserError(f"{path}: line {number}: is not UTF-8 text ({e.reason})")
-        except (OSError, EOFError, lzma.LZMAError, zlib.error) as e:
-            raise UserError(f"{path}: cannot be read after line {number}: {e}")
+            raise UserError(f"{path}: {where}{e}")
+        except tuple(READ_ERRORS) as e:
+            raise UserError(f"{path}: cannot be read after {where or 'its beginning: '}{e}")
+    if without:
+        print(f"{without} conversations without an answer were left out")
 
 
 class Encoder:
@@ -223,7 +268,7 @@ def extended_tokenizer(directory, vocabulary):
         if name in added and not added[name].get("special"):
             raise UserError(f"{path}: {name} is not a special token there")
         if name not in added:
-            id = vocabulary.end_of_text if name == END_OF_TEXT else known.get(name, size)
+            id = vocabulary.end_of_text if name == vocabulary.separator else known.get(name, size)
             size = max(size, id + 1)
             added[name] = {"id": id, "content": name, **form}
         ids[name] = added[name]["id"]
@@ -360,7 +405,7 @@ def prepare(options):
 
 def parse(arguments):
     parser = Parser(__doc__)
-    parser.add_argument("--local", nargs="+", required=True, metavar="FILE", help="conversations, one a line")
+    parser.add_argument("--local", nargs="+", required=True, metavar="FILE", help="conversations, see above")
     tokenizer = parser.add_mutually_exclusive_group(required=True)
     tokenizer.add_argument("--model", metavar="DIR", help="model to tune: a Hugging Face directory with its tokenizer")
     tokenizer.add_argument("--vocab", metavar="DIR", help="directory of a tokenizer")
