@@ -44,7 +44,7 @@ from documents import (
     READ_ERRORS, Parser, UserError, check_format, decompress, end, fraction, need, parse_json, positive, read_json, run
 )  # fmt: skip
 from export_llmc import BLOCK, to_bfloat16
-from model_dir import DTYPES, Weights, config_number
+from model_dir import DTYPES, Weights, config_number, write_safetensors
 from prepare_gpt2 import END_OF_TEXT, MAGICS, Vocabulary, make_tokenizer
 from work import Output, Work, library_threads, write_atomically
 
@@ -321,7 +321,7 @@ def write_model(directory, folder, known, size, eos):
     for name in needed + [f"h.{layer}.{name}" for layer in range(L) for name, _ in BLOCK]:
         if not weights.find(f"transformer.{name}"):
             raise UserError(f'{weights.path}: tensor "{name}" is missing; the file is damaged or of another model')
-    header, tensors, at, first = {"__metadata__": {"format": "pt"}}, [], 0, min(known, V)
+    tensors, first = {}, min(known, V)
     for name in sorted(weights.files):
         file = weights.files[name]
         dtype, shape, begin, end = file.place(name)
@@ -331,15 +331,9 @@ def write_model(directory, folder, known, size, eos):
                 raise UserError(f'{file.path}: tensor "{name}": has not the {V} rows of config.json, or another dtype')
             data = with_rows(file, name, first, size)
             shape = [len(data), *shape[1:]]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + data.size]}
-        at += data.size
-        tensors.append(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+        tensors[name] = dtype, shape, data
     with open(os.path.join(folder, "model.safetensors"), "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        for data in tensors:
-            f.write(memoryview(data))
+        write_safetensors(f, tensors)
         f.flush()
         os.fsync(f.fileno())
     config["vocab_size"], config["eos_token_id"] = max(V, size), eos

@@ -25,24 +25,6 @@ static inline int name_ends_with(const char* name, const char* ending) {
 
 static inline int tensors_are_llmc(const char* path) { return name_ends_with(path, ".bin"); }
 
-// Instructions to convert a model to safetensors with transformers. They name the class in config.json, because another
-// class would drop heads, or add random heads that look like trained ones. `from` completes the arguments.
-static inline char* tensors_recipe(const char* directory, const char* from) {
-    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_";
-    Json json;
-    json_load(&json, path_of("%s/config.json", directory).text, (size_t)1 << 26);
-    const JsonNode *all = json_get(json.root, "architectures"), *first = all ? all->first : NULL;
-    const char* name = all && all->type == JSON_ARRAY && first && first->type == JSON_STRING ? first->string : "";
-    char* recipe = *name && strspn(name, letters) == strlen(name)
-                       ? xprintf("transformers.%s.from_pretrained(\"%s\"%s).save_pretrained(NEW), and copy the "
-                                 "tokenizer's files to NEW",
-                                 name, directory, from)
-                       : xprintf("from_pretrained() and save_pretrained() of the model's class, which config.json does "
-                                 "not name");
-    json_free(&json);
-    return recipe;
-}
-
 // Remove the prefixes that all names have because a wrapper's state was saved: torch.compile's, DistributedDataParallel's
 // or a Lightning module's.
 static inline void weights_unwrap(SafeTensors* file) {
@@ -57,29 +39,13 @@ static inline void weights_unwrap(SafeTensors* file) {
 }
 
 // Open the weights at `path`. If `path` is a missing model.safetensors, open the shards in the same directory instead,
-// as transformers does. Ends with USAGE if there are only files of PyTorch, TensorFlow or Flax.
+// as transformers does.
 static inline void weights_open(SafeTensors* file, const char* path) {
-    static const char* const foreign[][4] = {{"pytorch_model.bin", "PyTorch", "", ""},
-                                             {"pytorch_model.bin.index.json", "PyTorch", "", ""},
-                                             {"tf_model.h5", "TensorFlow", " 4", ", from_tf=True"},
-                                             {"flax_model.msgpack", "Flax", " 4", ", from_flax=True"}};
     const char* slash = strrchr(path, '/');
-    if (!slash || strcmp(slash, "/model.safetensors") != 0 || file_exists(path)) {
-        safetensors_open(file, path);
-        weights_unwrap(file);
-        return;
-    }
-    Path directory = path_of("%.*s", (int)(slash - path), path),
-         index = path_of("%s/" SAFETENSORS_INDEX, directory.text);
-    int is_sharded = file_exists(index.text);
+    Path index = path_of("%.*s/" SAFETENSORS_INDEX, slash ? (int)(slash - path) : 0, path);
+    int is_sharded = slash && strcmp(slash, "/model.safetensors") == 0 && !file_exists(path) && file_exists(index.text);
     if (is_sharded) safetensors_open_index(file, index.text);
-    for (size_t i = 0; i < COUNT_OF(foreign) && !is_sharded; i++) {
-        Path other = path_of("%s/%s", directory.text, foreign[i][0]);
-        if (file_exists(other.text))
-            die(USAGE, "%s: holds weights as %s writes them; write model.safetensors with transformers%s: %s",
-                other.text, foreign[i][1], foreign[i][2], tensors_recipe(directory.text, foreign[i][3]));
-    }
-    if (!is_sharded) safetensors_open(file, path);  // reports that it is missing
+    else safetensors_open(file, path);
     weights_unwrap(file);
 }
 
