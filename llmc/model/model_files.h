@@ -118,7 +118,7 @@ typedef struct {
     int preferred_count;          // the first aliases, which are preferred if the file has both names
     const char* const* may_lack;  // prefixes of names
     int may_lack_count;
-    const char* ignored_prefix;  // a prefix of names; NULL: none
+    const char* ignored_prefix;  // of names, which are not read even if the table has them; NULL: none
 } FileRules;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -177,8 +177,13 @@ static inline uint32_t tensor_part_hash(const TensorPart* part, size_t elements,
 // ---------------------------------------------------------------------------------------------------------
 // Read
 
+static inline int tensors_ignore_prefix(const FileRules* rules, const char* name) {
+    const char* prefix = rules ? rules->ignored_prefix : NULL;
+    return prefix && strncmp(name, prefix, strlen(prefix)) == 0;
+}
+
 // The file's entry for this tensor, under its name or an older one, with or without the optional prefix; NULL if there
-// is none.
+// is none, or if it is ignored.
 static inline const SafeTensor* tensors_file_entry(const SafeTensors* file, const char* prefix, const Tensor* t,
                                                    const FileRules* rules) {
     char name[128];
@@ -195,7 +200,7 @@ static inline const SafeTensor* tensors_file_entry(const SafeTensors* file, cons
         if (!other && n) other = safetensors_find(file, name + n);
         if (other) entry = other;
     }
-    return entry;
+    return entry && tensors_ignore_prefix(rules, entry->name) ? NULL : entry;
 }
 
 static inline int tensors_may_lack(const FileRules* rules, const Tensor* t) {
@@ -280,8 +285,7 @@ static inline void tensors_read_range(const char* path, const TensorTable* table
     }
     for (int i = 0; i < file.count; i++) {
         const SafeTensor* entry = &file.tensors[i];
-        const char* prefix = rules ? rules->ignored_prefix : NULL;
-        int known = used[i] || (prefix && strncmp(entry->name, prefix, strlen(prefix)) == 0);
+        int known = used[i] || tensors_ignore_prefix(rules, entry->name);
         for (int k = 0; rules && k < rules->ignored_count && !known; k++)
             known = name_ends_with(entry->name, rules->ignored[k]);
         if (!known)
