@@ -43,8 +43,8 @@ static inline void foreign_refuse(const char* source) {
         if (!name && files[i].class_name) name = xprintf("%s", files[i].class_name);
         if (!name)
             die(USAGE,
-                "%s: holds weights as %s writes them; write model.safetensors with from_pretrained() and "
-                "save_pretrained() of the model's class in transformers%s, which config.json does not name",
+                "%s: holds weights as %s writes them; write model.safetensors with transformers%s: from_pretrained() "
+                "and save_pretrained() of the model's class, which config.json does not name",
                 path.text, files[i].program, files[i].version);
         char* arguments = files[i].config
                               ? xprintf("%s\", from_tf=True, config=transformers.%sConfig.from_json_file(\"%s/%s\")",
