@@ -35,10 +35,8 @@ static inline size_t labelled_from_csv(const char* path, char* text, size_t size
 }
 
 static inline void labelled_put(Text* t, const char* bytes, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        char c = labelled_character(bytes[i]);
-        text_append(t, &c, 1);
-    }
+    text_append(t, bytes, n);
+    for (char* c = t->text + t->length - n; n > 0; n--, c++) *c = labelled_character(*c);
 }
 
 // The lines of `text` [size], after a line of the keys (caller frees).

@@ -70,18 +70,14 @@ OPEN_ROWS = 64  # that a conversation may still go into
 def converted(chat):
     """The messages of a conversation as ShareGPT or Alpaca has it, from its first question to its last answer."""
     if "conversations" in chat:
-        turns = chat["conversations"]
-        if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-            raise UserError("its 'conversations' are not a list of messages")
-        role = lambda turn: str(turn.get("from", turn.get("role")))
-        content = lambda turn: turn.get("value", turn.get("content"))
-        messages = [{**turn, "role": ROLES.get(role(turn), role(turn)), "content": content(turn)} for turn in turns]
+        turns = chat["conversations"] if isinstance(chat["conversations"], list) else [None]
+        turns = [turn if isinstance(turn, dict) else {} for turn in turns]
+        roles = [str(turn.get("from", turn.get("role"))) for turn in turns]
+        messages = [{"content": t.get("value"), **t, "role": ROLES.get(role, role)} for t, role in zip(turns, roles)]
     else:
-        asked, more, answer = (chat.get(key) or "" for key in ("instruction", "input", "output"))
-        if not all(isinstance(text, str) for text in (asked, more, answer)):
-            raise UserError("its instruction, input or output is not a string")
-        messages = [{"role": "user", "content": f"{asked}\n\n{more}" if more.strip() else asked}]
-        messages += [{"role": "assistant", "content": answer}] if answer.strip() else []
+        asked, more, answer = (str(chat.get(key) or "") for key in ("instruction", "input", "output"))
+        asked += f"\n\n{more}" if more.strip() else ""
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}][: 1 + bool(answer.strip())]
     first = 1 if messages and messages[0]["role"] == "system" else 0
     while messages[first:] and messages[first]["role"] == "assistant":
         del messages[first]

@@ -133,29 +133,25 @@ static inline WeightRules bert_weight_rules(const BertConfig* c) {
 
 enum { BERT_UNREPORTED = 4 };  // the first names that bert_weight_rules() ignores: nothing is lost with them
 
-// run_init_model(), and before it a line about the tensors of other heads that the model leaves out of its weight file.
-// The first `unreported` names that the rules ignore are not worth a line.
+// run_init_model(), and a line about tensors of the weight file that the model leaves out, such as another head. The
+// first `unreported` names that the rules ignore are not worth a line.
 static inline void bert_init_model(Run* r, ModelBuffers* b, WeightRules rules, int unreported) {
+    run_init_model(r, b, rules);
+    if (!r->weights || r->start) return;
     SafeTensors file;
     Text left_out = {NULL, 0, 0};
-    if (r->weights && !r->start) {
-        weights_open(&file, r->weights);
-        char* silent = (char*)xcalloc((size_t)file.count, 1);
-        for (int i = 0; i < b->table.count; i++) {
-            const SafeTensor* entry = tensors_file_entry(&file, "", &b->table.tensors[i], &rules.file);
-            if (entry) silent[entry - file.tensors] = 1;
-        }
-        for (int i = 0; i < file.count; i++) {
-            const char* name = file.tensors[i].name;
-            for (int k = 0; k < unreported; k++) silent[i] |= (char)name_ends_with(name, rules.file.ignored[k]);
-            if (!silent[i]) text_printf(&left_out, "%s%s", left_out.length ? ", " : "", name);
-        }
-        free(silent);
-        safetensors_close(&file);
+    weights_open(&file, r->weights);
+    for (int i = 0; i < file.count; i++) {
+        const SafeTensor* entry = &file.tensors[i];
+        int is_known = 0;
+        for (int k = 0; k < unreported; k++) is_known |= name_ends_with(entry->name, rules.file.ignored[k]);
+        for (int k = 0; k < b->table.count && !is_known; k++)
+            is_known = tensors_file_entry(&file, "", &b->table.tensors[k], &rules.file) == entry;
+        if (!is_known) text_printf(&left_out, "%s%s", left_out.length ? ", " : "", entry->name);
     }
-    run_init_model(r, b, rules);
     if (left_out.length) printf("%s: has tensors that are left out: %s\n", r->weights, left_out.text);
     free(left_out.text);
+    safetensors_close(&file);
 }
 
 #endif
