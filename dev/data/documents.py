@@ -175,6 +175,26 @@ def decompress(raw, path):
     return opener(raw) if opener else raw
 
 
+def read_json_values(path):
+    """(where it is, value) of each line of a file or, in a .json file, of each element of its array."""
+    where = path
+    try:
+        with open(path, "rb") as raw, decompress(raw, path) as f:
+            start = f.peek(64)[:64]
+            check_format(start, f"{path}: ")
+            is_array = re.search(r"\.json(\.\w+)?$", path) and start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+            for number, value in enumerate(parse_json(f.read().decode("utf-8-sig")) if is_array else f, 1):
+                where = f"{path}: {'element' if is_array else 'line'} {number}"
+                if is_array or value.strip():
+                    yield where, value if is_array else parse_json(value.decode("utf-8-sig"))
+    except UnicodeDecodeError as e:
+        raise UserError(f"{where} is not UTF-8 text ({e.reason})")
+    except tuple(READ_ERRORS) as e:
+        raise UserError(f"{where}: cannot be read: {e}")
+    except ValueError as e:
+        raise UserError(f"{where} is not JSON: {e}")
+
+
 def read_documents(path, raw, options):
     """The documents in a file, opened as `raw`, whose position tells how much of it has been read."""
     name = path

@@ -35,15 +35,12 @@ removed; other files of these names are an error. The last conversations are for
 import itertools
 import json
 import os
-import re
 import struct
 import sys
 from array import array
 
-from documents import (
-    READ_ERRORS, Parser, UserError, check_format, decompress, end, fraction, need, parse_json, positive, read_json, run
-)  # fmt: skip
-from export_llmc import BLOCK, to_bfloat16
+from documents import Parser, UserError, end, fraction, need, positive, read_json, read_json_values, run
+from export_llmc import tensors_of, to_bfloat16
 from model_dir import DTYPES, Weights, config_number, write_safetensors
 from prepare_gpt2 import END_OF_TEXT, MAGICS, Vocabulary, make_tokenizer
 from work import Output, Work, library_threads, write_atomically
@@ -122,36 +119,16 @@ def messages_of(chat):
     return found
 
 
-def json_of(data):
-    try:
-        return parse_json(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as e:
-        raise UserError(f"is not UTF-8 text ({e.reason})")
-    except ValueError as e:
-        raise UserError(f"is not JSON: {e}")
-
-
 def read_conversations(paths):
     without = 0
-    for path in paths:
-        where = ""
+    for where, chat in (value for path in paths for value in read_json_values(path)):
         try:
-            with open(path, "rb") as raw, decompress(raw, path) as f:
-                start = f.peek(64)[:64]
-                check_format(start)
-                is_array = re.search(r"\.json(\.\w+)?$", path) and start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-                for number, value in enumerate(json_of(f.read()) if is_array else f, 1):
-                    where = f"{'conversation' if is_array else 'line'} {number}: "
-                    if not is_array and not value.strip():
-                        continue
-                    messages = messages_of(value if is_array else json_of(value))
-                    without += not messages
-                    if messages:
-                        yield messages
+            messages = messages_of(chat)
         except UserError as e:
-            raise UserError(f"{path}: {where}{e}")
-        except tuple(READ_ERRORS) as e:
-            raise UserError(f"{path}: cannot be read after {where or 'its beginning: '}{e}")
+            raise UserError(f"{where}: {e}")
+        without += not messages
+        if messages:
+            yield messages
     if without:
         print(f"{without} conversations without an answer were left out")
 
@@ -313,9 +290,8 @@ def write_model(directory, folder, known, size, eos):
     config = read_json(os.path.join(directory, "config.json"))
     V, L = (config_number(config, "config.json", key) for key in ("vocab_size", "n_layer"))
     weights = Weights(directory, "transformer.")
-    needed = ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"]
-    for name in needed + [f"h.{layer}.{name}" for layer in range(L) for name, _ in BLOCK]:
-        if not weights.find(f"transformer.{name}"):
+    for name, _, _ in tensors_of((1, V, L, 1, 1)):
+        if not weights.find(name):
             raise UserError(f'{weights.path}: tensor "{name}" is missing; the file is damaged or of another model')
     tensors, first = {}, min(known, V)
     for name in sorted(weights.files):

@@ -112,17 +112,13 @@ class Vocabulary:
             raise UserError(f"{vocab or whole}: the tokenizer is invalid: {e}")
 
     def _eos_token(self, directory, ids):
-        """Of tokenizers that have no <|endoftext|>: the trainers take it from the same files."""
         for path in (os.path.join(directory, name) for name in SETTINGS[1:]):
             settings = read_json(path) if os.path.isfile(path) else None
             eos = settings.get("eos_token") if isinstance(settings, dict) else None
             eos = eos.get("content") if isinstance(eos, dict) else eos
             if isinstance(eos, str) and eos in ids:
                 return eos
-        raise UserError(
-            f"{directory}: its vocabulary has neither {END_OF_TEXT} nor an eos_token that {' or '.join(SETTINGS[1:])} "
-            "names: one must separate documents"
-        )
+        raise UserError(f"{directory}: has no {END_OF_TEXT}, and no eos_token in {SETTINGS[1]}, to separate documents")
 
     def _tokenizer_json(self, path):
         tree = read_json(path)

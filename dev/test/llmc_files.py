@@ -72,7 +72,7 @@ def check_nanogpt(bias):
     model = GPT2LMHeadModel(GPT2Config(activation_function="gelu", initializer_range=0.1, n_positions=16, **sizes, **dropout))
     for name, x in model.named_parameters():
         x.data += 0.1 * torch.randn(x.shape) * (bias if name.endswith("bias") else 1)
-    state = {"_orig_mod." + name: x.T if ".c_" in name else x for name, x in model.state_dict().items() if bias or name[-4:] != "bias"}
+    state = {"_orig_mod." + name: x.T if x.ndim > 1 and ".c_" in name else x for name, x in model.state_dict().items() if bias or name[-4:] != "bias"}
     saved = {"model": state, "model_args": {**sizes, "block_size": 16, "bias": bool(bias), "dropout": 0.0}, "optimizer": {},
              "iter_num": 5, "best_val_loss": torch.tensor(1.0), "config": {"dataset": "openwebtext"}}  # fmt: skip
     torch.save(saved, at + ".pt")
@@ -93,9 +93,9 @@ def check_nanogpt(bias):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     holds(f"nanoGPT, bias={bias}: losses of 20 steps", not why and len(far) == 20 and max(far) <= 1e-5, why or far)
-    for edited, key, value, said in (("model_args", "use_rmsnorm", True, "GPT-2 has no such part"), ("model", "x", inputs, '"x"')):
-        torch.save({**saved, edited: {**saved[edited], key: value}}, W + "/bad.pt")
-        verdict(f"refused: {key} of {edited}", not_refused(script("dev/import.py", W + "/bad.pt", W + "/bad"), f"bad.pt: .*{said}"))
+    torch.save({**saved, "model_args": {**saved["model_args"], "use_rmsnorm": True}}, W + "/bad.pt")
+    why = not_refused(script("dev/import.py", W + "/bad.pt", W + "/bad"), "bad.pt: .*'use_rmsnorm' is True; GPT-2 has no")
+    verdict("refused: a model that is not GPT-2's", why)
 
 
 put_shard(W + "/low.bin", [i * i % 97 for i in range(400)])

@@ -5,17 +5,17 @@
 
 #include "llmc/base/json.h"
 
-// The model's class as config.json in a directory names it (caller frees), or NULL. Another class would drop heads, or
-// add random heads that look like trained ones.
-static inline char* foreign_class(const char* directory) {
+// The model's class as config.json in a directory names it, else `other` (caller frees). Another class would drop heads,
+// or add random heads that look like trained ones.
+static inline char* foreign_class(const char* directory, const char* other) {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_";
     Json json;
     Path path = path_of("%s/config.json", directory);
-    if (!file_exists(path.text)) return NULL;
+    if (!file_exists(path.text)) return xprintf("%s", other);
     json_load(&json, path.text, (size_t)1 << 26);
     const JsonNode *all = json_get(json.root, "architectures"), *first = all ? all->first : NULL;
     const char* name = all && all->type == JSON_ARRAY && first && first->type == JSON_STRING ? first->string : "";
-    char* class_name = *name && strspn(name, letters) == strlen(name) ? xprintf("%s", name) : NULL;
+    char* class_name = xprintf("%s", *name && strspn(name, letters) == strlen(name) ? name : other);
     json_free(&json);
     return class_name;
 }
@@ -23,12 +23,12 @@ static inline char* foreign_class(const char* directory) {
 // Ends with USAGE if `source`, a directory or file that -e may name, has such weights.
 static inline void foreign_refuse(const char* source) {
     static const struct {
-        const char *name, *program, *version, *from;  // that wrote it; of transformers, which reads it; an argument
-        const char *class_name, *config, *sizes;      // TensorFlow 1: the usual class, its configuration and that's file
-    } files[] = {{"pytorch_model.bin", "PyTorch", "", ""},
-                 {"pytorch_model.bin.index.json", "PyTorch", "", ""},
-                 {"tf_model.h5", "TensorFlow", " 4", ", from_tf=True"},
-                 {"flax_model.msgpack", "Flax", " 4", ", from_flax=True"},
+        const char *name, *program, *version, *from;  // who wrote it; of transformers, which reads it; an argument
+        const char *class_name, *config, *sizes;      // the usual class; TensorFlow 1: its configuration, a file of it
+    } files[] = {{"pytorch_model.bin", "PyTorch", "", "", "CLASS"},
+                 {"pytorch_model.bin.index.json", "PyTorch", "", "", "CLASS"},
+                 {"tf_model.h5", "TensorFlow", " 4", ", from_tf=True", "CLASS"},
+                 {"flax_model.msgpack", "Flax", " 4", ", from_flax=True", "CLASS"},
                  {"bert_model.ckpt.index", "TensorFlow 1", " 4", "", "BertForPreTraining", "Bert", "bert_config.json"},
                  {"model.ckpt.index", "TensorFlow 1", " 4", "", "GPT2LMHeadModel", "GPT2", "hparams.json"}};
     Path nano = path_of(is_directory(source) ? "%s/ckpt.pt" : "%s", source);
@@ -39,13 +39,6 @@ static inline void foreign_refuse(const char* source) {
     for (size_t i = 0; i < COUNT_OF(files); i++) {
         Path path = path_of("%s/%s", source, files[i].name);
         if (!file_exists(path.text)) continue;
-        char* name = foreign_class(source);
-        if (!name && files[i].class_name) name = xprintf("%s", files[i].class_name);
-        if (!name)
-            die(USAGE,
-                "%s: holds weights as %s writes them; write model.safetensors with transformers%s: from_pretrained() "
-                "and save_pretrained() of the model's class, which config.json does not name",
-                path.text, files[i].program, files[i].version);
         char* arguments = files[i].config
                               ? xprintf("%s\", from_tf=True, config=transformers.%sConfig.from_json_file(\"%s/%s\")",
                                         path.text, files[i].config, source, files[i].sizes)
@@ -53,7 +46,7 @@ static inline void foreign_refuse(const char* source) {
         die(USAGE,
             "%s: holds weights as %s writes them; write model.safetensors with transformers%s: "
             "transformers.%s.from_pretrained(\"%s).save_pretrained(NEW), and copy the tokenizer's files to NEW",
-            path.text, files[i].program, files[i].version, name, arguments);
+            path.text, files[i].program, files[i].version, foreign_class(source, files[i].class_name), arguments);
     }
     if (file_exists(nano.text) && ending && strcmp(ending, ".pt") == 0)
         die(USAGE, "%s: is a checkpoint of PyTorch; one of nanoGPT becomes a model by: python3 dev/import.py %s NEW",
