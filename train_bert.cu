@@ -562,7 +562,7 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     int T = run_sequence_length(r, config.T);
     plan_model(r, model, data, config, mlm_settings_recipe(&t->mlm, T), T, r->settings.recompute);
     mlm_run_open_data(r, &t->mlm, data, config.V, T, bert_config_write_pretraining(&config));
-    run_init_model(r, &model->buffers, bert_weight_rules(&model->config));
+    bert_init_model(r, &model->buffers, bert_weight_rules(&model->config), BERT_UNREPORTED);
 }
 
 static void trainer_close(Trainer* t) {

@@ -198,8 +198,8 @@ static void task_free(TaskModel* m) {
     if (m->ints) device_free(m->ints, task_ints(m) * sizeof(int));
 }
 
-// Accept the encoder weights of any BERT, with or without heads.
-static WeightRules task_weight_rules(const BertConfig* c) {
+// Accept the encoder weights of any BERT, with or without heads. `starts_head`: a head in the file is not read.
+static WeightRules task_weight_rules(const BertConfig* c, Task task, int starts_head) {
     static const char* const ignored[] = {"embeddings.position_ids",
                                           "predictions.decoder.weight",
                                           "predictions.decoder.bias",
@@ -222,6 +222,7 @@ static WeightRules task_weight_rules(const BertConfig* c) {
     WeightRules rules = bert_weight_rules(c);
     rules.file.ignored = ignored, rules.file.ignored_count = COUNT_OF(ignored);
     rules.file.may_lack = may_lack, rules.file.may_lack_count = COUNT_OF(may_lack);
+    if (starts_head) rules.file.ignored_prefix = may_lack[task == TASK_CLASSIFY ? 1 : 2];
     return rules;
 }
 
@@ -321,9 +322,10 @@ static void open_model(Trainer* t) {
     run_find_model(r, "", "");
     fill_mask_find_words(&t->data.words, r, r->directory, r->data_directory);
     BertConfig config = bert_config_find(r->directory, s, &t->data.words);
-    if (r->directory) t->examples.classes = task_find_names(&t->examples.names, r->directory, &t->task);
-    int K = task_outputs(&t->task, t->examples.classes), T;
-    task_check_head(&t->task, s, r->weights, K);
+    int reads_head = !task_starts_head(&t->task, r), K, T;
+    if (r->directory && reads_head) t->examples.classes = task_find_names(&t->examples.names, r->directory, &t->task);
+    K = task_outputs(&t->task, t->examples.classes);
+    if (reads_head) task_check_head(&t->task, s, r->weights, K);
     config.next = 0, T = run_sequence_length(r, config.T);
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, buffers);)
         task_plan(&t->model, config, (Task)t->task.task, K, search.B, T, s->evaluate ? FORWARD_ONLY : s->recompute);
@@ -352,7 +354,8 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
     open_model(t);
     mlm_source_alloc(&t->data, task_recipe(t->model.task), e->B, e->T, r->micro_steps, &r->ctx);
     open_data(t, &t->examples);
-    run_init_model(r, &e->buffers, task_weight_rules(&e->config));
+    WeightRules rules = task_weight_rules(&e->config, t->model.task, task_starts_head(&t->task, r));
+    bert_init_model(r, &e->buffers, rules, 1);
     task_alloc(&t->model, &r->ctx);
 }
 

@@ -102,7 +102,7 @@ static void program_open(Program* p, int argc, char** argv) {
     plan_model(r, &t->model, &t->data, c, recipe, T, explains ? RECOMPUTE_NOTHING : FORWARD_ONLY);
     if (!has_text && !explains) mlm_run_open_data(r, &t->mlm, &t->data, c.V, T, bert_config_write_pretraining(&c));
     if (r->train_pattern && !t->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
-    run_init_model(r, &t->model.buffers, bert_weight_rules(&t->model.config));
+    bert_init_model(r, &t->model.buffers, bert_weight_rules(&t->model.config), BERT_UNREPORTED);
 }
 
 int main(int argc, char** argv) {

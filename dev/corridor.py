@@ -49,6 +49,9 @@ def count_lines(path):
 
 def main():
     words = [word for word in sys.argv[1:] if word != "--list"]
+    if not words or words[0].startswith("-"):
+        print(__doc__.strip(), file=sys.stderr)
+        return 2
     source, limits = words[0], [int(word) for word in words[1:]]
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "train")

@@ -20,11 +20,11 @@ import os
 import sys
 from itertools import count
 
-import numpy as np
-
 from export_llmc import byte_alphabet
 from model_dir import END_OF_TEXT, Parser, UserError, Weights, config_expect, config_number, read_json, replacing, run
-from user_error import refuse_foreign
+from user_error import need, refuse_foreign
+
+np = need("numpy")
 
 BLOCK_VALUES = 32  # of q8_0
 WORD_BEGINS = "\u2581"
@@ -422,10 +422,7 @@ def main(arguments):
     options = parser.parse_args(arguments)
     if not options.out.endswith(".gguf"):
         raise UserError(f"{options.out}: the file's name must end with .gguf, or llama.cpp does not recognise it")
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise UserError("the Python package 'gguf' is missing; install it with: pip install gguf")
+    need("gguf")
     refuse_foreign(options.out, b"GGUF")
     export(options)
 

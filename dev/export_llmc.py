@@ -20,11 +20,10 @@ import os
 import struct
 import sys
 
-import numpy as np
-
 from model_dir import END_OF_TEXT, Parser, UserError, Weights, config_expect, config_number, read_json, run, write_file
-from user_error import refuse_foreign
+from user_error import need, refuse_foreign
 
+np = need("numpy")
 MAGIC_WEIGHTS, MAGIC_TOKENS = 20240326, 20240328
 TOKENS_FILE = "gpt2_tokenizer.bin"
 # The tensors of a block in the order of the file; a matrix of a linear layer is [in, out] in DIR and [out, in] there.
@@ -72,6 +71,21 @@ def read_config(path):
     return sizes
 
 
+def tensors_of(sizes):
+    """(name in DIR, shape in llm.c's file, whether DIR has the transpose) of all tensors, in the order of the file."""
+    positions, vocabulary, layers, _, channels = sizes
+    yield "transformer.wte.weight", (vocabulary, channels), False
+    yield "transformer.wpe.weight", (positions, channels), False
+    widths = {"c_attn": 3 * channels, "c_fc": 4 * channels}
+    for name, kind in BLOCK:
+        wide = widths.get(name.split(".")[1], channels)
+        narrow = 4 * channels if name == "mlp.c_proj.weight" else channels
+        for layer in range(layers):
+            yield f"transformer.h.{layer}.{name}", (wide, narrow) if kind == "matrix" else (wide,), kind == "matrix"
+    yield "transformer.ln_f.weight", (channels,), False
+    yield "transformer.ln_f.bias", (channels,), False
+
+
 def to_bfloat16(values):
     """float32 -> bfloat16, as uint16: to nearest, ties to even; a NaN stays one."""
     bits = np.ascontiguousarray(values).view("<u4")
@@ -94,18 +108,10 @@ def write_weights(f, directory, version):
         head = weights.get("lm_head.weight", (vocabulary, channels))
         if not np.array_equal(head.view("<u4"), wte.view("<u4")):
             raise UserError(f"{weights.path}: its lm_head.weight is not its wte.weight; llm.c's files hold one for both")
-    put(wte)
-    put(np.zeros((padded - vocabulary, channels), "<f4"))
-    put(weights.get("transformer.wpe.weight", (positions, channels)))
-    widths = {"c_attn": 3 * channels, "c_fc": 4 * channels}
-    for name, kind in BLOCK:
-        wide = widths.get(name.split(".")[1], channels)
-        narrow = 4 * channels if name == "mlp.c_proj.weight" else channels
-        for layer in range(layers):
-            shape = (narrow, wide) if kind == "matrix" else (wide,)
-            put(weights.get(f"transformer.h.{layer}.{name}", shape).T)
-    put(weights.get("transformer.ln_f.weight", (channels,)))
-    put(weights.get("transformer.ln_f.bias", (channels,)))
+    for name, shape, is_turned in tensors_of(sizes):
+        put(weights.get(name, shape[::-1]).T if is_turned else weights.get(name, shape))
+        if name == "transformer.wte.weight":
+            put(np.zeros((padded - vocabulary, channels), "<f4"))
     return f"{layers} layers, {channels} channels, {vocabulary} tokens, {positions} positions, version {version}"
 
 

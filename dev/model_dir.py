@@ -2,15 +2,15 @@
 
 Needs Python 3.8 or later and numpy.
 """
+import json
 import math
 import os
 import re
 import struct
 
-import numpy as np
+from user_error import Parser, UserError, need, parse_json, read_json, replacing, run  # noqa: F401: scripts import them from here
 
-from user_error import Parser, UserError, parse_json, read_json, replacing, run  # noqa: F401: scripts import them from here
-
+np = need("numpy")
 END_OF_TEXT = "<|endoftext|>"
 WRAPPERS = ("_orig_mod.", "module.", "model.")  # prefixes of a wrapper's state, as in llmc/model/model_files.h
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -39,6 +39,28 @@ def config_expect(config, path, fixed, what):
 # Tensors
 
 
+def unwrapped(tensors):
+    """{name: value} without the prefixes of wrappers that all names have."""
+    for prefix in WRAPPERS * len(WRAPPERS):
+        if all(name.startswith(prefix) for name in tensors):
+            tensors = {name[len(prefix) :]: value for name, value in tensors.items()}
+    return tensors
+
+
+def write_safetensors(f, tensors):
+    """A file of {name: (dtype, shape, array that has its bytes)}."""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, (dtype, shape, values) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + values.nbytes]}
+        at += values.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    f.write(struct.pack("<Q", len(text)) + text)
+    for _, _, values in tensors.values():
+        f.write(values.tobytes())
+    return f"{len(tensors)} tensors"
+
+
 class SafeTensors:
     """One file: the entries of its header, and the bytes, which the tensors fill without overlap and without gaps."""
 
@@ -56,9 +78,7 @@ class SafeTensors:
             for name, stored in (self.entries.pop("__metadata__", None) or {}).items():
                 if stored in self.entries:  # by save_model(), which stores a tensor of several names once
                     self.entries.setdefault(name, self.entries[stored])
-            for prefix in WRAPPERS * len(WRAPPERS):
-                if all(name.startswith(prefix) for name in self.entries):
-                    self.entries = {name[len(prefix) :]: entry for name, entry in self.entries.items()}
+            self.entries = unwrapped(self.entries)
         except (struct.error, ValueError, AttributeError, TypeError) as e:
             raise UserError(f"{path}: is not a valid safetensors file: {e}")
         self.data, at = 8 + length, 0

@@ -3,6 +3,7 @@ import argparse
 import contextlib
 import errno
 import fcntl
+import importlib
 import json
 import os
 import re
@@ -29,6 +30,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         raise UserError(f"{message}; --help lists the options")
+
+
+def need(name):
+    """Import a module whose package a user may lack: then the process ends with a line that says what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.split(".")[0]
+        print(f"error: the Python package {package!r} is missing; install it with: pip install {package}", file=sys.stderr)
+        raise SystemExit(USAGE) from None
 
 
 def masked(text):

@@ -1,4 +1,5 @@
-/* Labelled text as tab-separated values: a class for each text or pair of texts.
+/* Labelled text as tab-separated values: a class for each text or pair of texts. labelled_files.h makes them of CSV
+ * and of JSON lines.
  *
  *   line       label <tab> text [<tab> second text], UTF-8. Blank lines are skipped. A CR before the end of a line is
  *              part of the line ending
@@ -20,7 +21,9 @@
 #ifndef APPS_TUNE_LABELLED_H
 #define APPS_TUNE_LABELLED_H
 
+#include "apps/tune/labelled_files.h"
 #include "llmc/bert/examples.h"
+#include "llmc/model/model_files.h"
 #include "llmc/text/wordpiece.h"
 
 #define LABELLED_MAX_FILE ((size_t)1 << 32)
@@ -188,9 +191,18 @@ static inline void labelled_open(Labelled* l, const char* path, const LabelNames
     memset(l, 0, sizeof *l);
     l->path = path;
     l->text = read_file(path, LABELLED_MAX_FILE, &l->size, USAGE);
+    if (name_ends_with(path, ".csv")) l->size = labelled_from_csv(path, l->text, l->size);
+    int is_json = name_ends_with(path, ".jsonl");
+    if (is_json) {
+        Text lines = labelled_from_json(path, l->text, l->size);
+        free(l->text);
+        l->text = lines.text, l->size = lines.length, l->line = -1;
+    }
     l->at = l->begin = utf8_mark(l->text, l->size);
     l->has_empty = names != NULL;
     labelled_read_header(l, names);
+    if (is_json && !l->header)
+        die(USAGE, "%s: line 1 has no key called label, or none called " LABELLED_TEXTS, path);
 }
 
 // Split the next line, which must have all columns. Returns 0 at the end of the file.

@@ -31,7 +31,7 @@ enum {
 };
 
 typedef struct {
-    int task, labels, stride;
+    int task, labels, stride, new_head;
     const char* predictions;
 } TaskSettings;
 
@@ -44,6 +44,8 @@ static inline int task_settings_rows(TaskSettings* s, Flag* table, int count) {
          "the span of a context that answers a question, in SQuAD's JSON."},
         {NULL, "--labels",      FLAG_INT,    &s->labels,      "0",       0,  TASK_MOST_LABELS, NULL, SCOPE_RUN, TOPIC_TASK,
          "classify: number of classes. 1: a number to predict (regression); 0: as many as the model has, else 2."},
+        {NULL, "--new-head",    FLAG_INT,    &s->new_head,    "0",       0,  1,        NULL,   SCOPE_RUN,  TOPIC_TASK,
+         "1: start a new head on the encoder of a model that has one, for example for other labels."},
         {NULL, "--stride",      FLAG_INT,    &s->stride,      "-1",      -1, 1 << 20,  NULL,   SCOPE_RUN,  TOPIC_TASK,
          "answer: tokens shared by neighbouring windows of a long context. -1: 128, or fewer if -t is small."},
         {NULL, "--predictions", FLAG_STRING, &s->predictions, "",        0,  0,        NULL,   SCOPE_FREE, TOPIC_TASK,
@@ -60,10 +62,14 @@ static inline int task_settings_rows(TaskSettings* s, Flag* table, int count) {
 // Refuse flags that contradict each other.
 static inline void task_check_settings(const TaskSettings* t, const Settings* s) {
     if (t->labels && t->task != TASK_CLASSIFY) die(USAGE, "--labels %d: is for --task classify alone", t->labels);
+    if (t->new_head && s->evaluate) die(USAGE, "--new-head 1: is for training; --evaluate 1 takes the head of the model");
     if (*t->predictions && !s->evaluate) die(USAGE, "--predictions %s: is for --evaluate 1", t->predictions);
     if (!*s->train_data && !s->evaluate) die(USAGE, "--task: needs -i, the file of examples to train on");
     if (!*s->train_data && !*s->val_data) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
 }
+
+// Whether the head starts from random weights whatever the model has: not if a checkpoint of this run is resumed.
+static inline int task_starts_head(const TaskSettings* t, const Run* r) { return t->new_head && !r->start; }
 
 // Outputs of the head: start and end for answer. For classify: --labels, else the model's number of classes, else 2.
 static inline int task_outputs(const TaskSettings* t, int classes) {
@@ -90,7 +96,7 @@ static inline void task_check_head(const TaskSettings* t, const Settings* s, con
     if (classes != outputs && t->task == TASK_CLASSIFY)
         die(USAGE,
             "%s: its classifier has %d classes, not the %d of --labels, or else of config.json; give --labels %d, or "
-            "begin with a model that has no classifier yet",
+            "--new-head 1 to start another classifier on this encoder",
             weights, classes, outputs, classes);
 }
 
@@ -132,7 +138,10 @@ static inline int task_find_names(LabelNames* names, const char* directory, cons
     int64_t number = all ? (int64_t)all->count : json_get_int_or(json.root, "num_labels", 0, path);
     int classes = number < 0 ? 0 : (int)min_size((size_t)number, TASK_MOST_LABELS);
     const char* type = task_outputs(t, classes) == 1 ? "regression" : "single_label_classification";
-    if (t->task == TASK_CLASSIFY) config_expect(json.root, "problem_type", type, path);
+    const char* found = json_get_string_or(json.root, "problem_type", type, path);
+    if (t->task == TASK_CLASSIFY && strcmp(found, type) != 0)
+        die(USAGE, "%s: key \"problem_type\": is \"%s\", not the \"%s\" of --labels %d; --new-head 1 starts another head",
+            path, found, type, task_outputs(t, classes));
     json_free(&json);
     free(path);
     return classes;

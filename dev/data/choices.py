@@ -12,7 +12,7 @@ import struct
 import sys
 from array import array
 
-from documents import Parser, UserError, parse_json, positive, refuse_foreign, replacing
+from documents import Parser, UserError, positive, read_json_values, refuse_foreign, replacing
 from prepare_gpt2 import Vocabulary, make_tokenizer
 
 MAGIC, VERSION, WITH_CHARACTERS, BEGIN = 20240522, 1, 2, 65535
@@ -37,21 +37,7 @@ def parse(description, add_options, arguments):
 
 def read_jsonl(path):
     """(where, object) of each line."""
-    try:
-        with open(path, encoding="utf-8-sig") as f:
-            lines = f.read().split("\n")
-    except UnicodeDecodeError as e:
-        raise UserError(f"{path}: is not UTF-8 text ({e.reason})")
-    except OSError as e:
-        raise UserError(f"{path}: cannot be read: {e.strerror}")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{path}: line {number}"
-        try:
-            example = parse_json(line)
-        except ValueError as e:
-            raise UserError(f"{where} is not JSON: {e}")
+    for where, example in read_json_values(path):
         if not isinstance(example, dict):
             raise UserError(f"{where} is not an object")
         yield where, example

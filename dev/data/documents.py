@@ -21,7 +21,7 @@ import zlib
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 import user_error  # noqa: E402
 from user_error import Parser, Unreachable, UserError, parse_json, read_json, sync_directory  # noqa: E402, F401
-from user_error import lock, refuse_foreign, replacing, write_atomically, writing  # noqa: E402, F401: for scripts
+from user_error import lock, need, refuse_foreign, replacing, write_atomically, writing  # noqa: E402, F401: for scripts
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -53,8 +53,10 @@ def read_wiki(stream, options):
         raise UserError(f"the <doc> of line {opened} is not closed; the file is truncated")
 
 
+READ_ERRORS = [OSError, EOFError, lzma.LZMAError, tarfile.TarError, zlib.error]  # and those of packages in use
+ROWS = 1024  # of a Parquet file that are read at a time
 FORMATS = {  # by the first bytes
-    b"PAR1": "a Parquet file; convert it to .jsonl, or give the directory of such files to --dataset of prepare_gpt2.py",
+    b"PAR1": "a Parquet file, which only prepare_gpt2.py and prepare_bert.py read, by a name that ends with .parquet",
     b"ARROW1": "an Arrow file; convert it to .jsonl",
     b"\x28\xb5\x2f\xfd": "compressed with Zstandard; decompress it first",
     b"\x1f\x8b": "compressed with gzip; decompress it first",
@@ -112,6 +114,18 @@ def read_json_array(stream, options):
         yield from read_json_document(document, f"document {number}", options)
 
 
+def read_parquet(raw, options):
+    READ_ERRORS.append(need("pyarrow").ArrowException)
+    file = need("pyarrow.parquet").ParquetFile(raw)
+    columns = file.schema_arrow.names
+    if options.text_key not in columns:
+        raise UserError(f"has no column {options.text_key!r}, but {', '.join(columns)}; see --text-key")
+    rows = (row for batch in file.iter_batches(ROWS, columns=[options.text_key]) for row in batch.to_pylist())
+    for number, row in enumerate(rows, 1):
+        if row[options.text_key] is not None:  # as --dataset reads it
+            yield from read_json_document(row, f"row {number}", options)
+
+
 class Forward(io.RawIOBase):
     """A member of an archive that is read in one pass; tarfile's own object promises seeking and fails."""
 
@@ -134,7 +148,7 @@ def read_stream(binary, name, options, is_member):
     check_format(start)
     start = start[len(codecs.BOM_UTF8) * start.startswith(codecs.BOM_UTF8) :].lstrip()
     text = io.TextIOWrapper(binary, encoding="utf-8-sig")  # a byte order mark is not text, and CR LF ends a line
-    name = re.sub(r"\.(gz|xz|bz2)$", "", os.path.basename(name))
+    name = re.sub(rf"\.({'|'.join(COMPRESSED)})$", "", os.path.basename(name))
     # WikiExtractor --json names its files wiki_00; with a name of its own, as code.json in an archive, a file is what it seems.
     is_json, is_wiki_json = name.endswith(".json") and not is_member, "." not in name and start.startswith(b'{"')
     if re.search(r"\.(jsonl|ndjson)$", name) or is_wiki_json or (is_json and start[:1] == b"{"):
@@ -147,17 +161,50 @@ def read_stream(binary, name, options, is_member):
         yield from options.read_plain(text, options)
 
 
+def open_zst(raw):
+    zstandard = need("zstandard")
+    READ_ERRORS.append(zstandard.ZstdError)
+    return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
+
+
+COMPRESSED = {"gz": gzip.open, "xz": lzma.open, "bz2": bz2.open, "zst": open_zst}
+
+
 def decompress(raw, path):
-    opener = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(os.path.splitext(path)[1])
+    opener = COMPRESSED.get(path.rpartition(".")[2])
     return opener(raw) if opener else raw
+
+
+def read_json_values(path):
+    """(where it is, value) of each line of a file or, in a .json file, of each element of its array."""
+    where = path
+    try:
+        with open(path, "rb") as raw, decompress(raw, path) as f:
+            start = f.peek(64)[:64]
+            check_format(start, f"{path}: ")
+            is_array = re.search(r"\.json(\.\w+)?$", path) and start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+            for number, value in enumerate(parse_json(f.read().decode("utf-8-sig")) if is_array else f, 1):
+                where = f"{path}: {'element' if is_array else 'line'} {number}"
+                if is_array or value.strip():
+                    yield where, value if is_array else parse_json(value.decode("utf-8-sig"))
+    except UnicodeDecodeError as e:
+        raise UserError(f"{where} is not UTF-8 text ({e.reason})")
+    except tuple(READ_ERRORS) as e:
+        raise UserError(f"{where}: cannot be read: {e}")
+    except ValueError as e:
+        raise UserError(f"{where} is not JSON: {e}")
 
 
 def read_documents(path, raw, options):
     """The documents in a file, opened as `raw`, whose position tells how much of it has been read."""
     name = path
     try:
-        if re.search(r"\.(tar(\.(gz|xz|bz2))?|tgz|txz|tbz2?)$", path):
-            with tarfile.open(fileobj=raw, mode="r|*") as archive:
+        if path.endswith(".parquet"):
+            yield from read_parquet(raw, options)
+            return
+        if re.search(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2?)$", path):
+            whole = decompress(raw, path) if path.endswith(".zst") else raw
+            with tarfile.open(fileobj=whole, mode="r|*") as archive:
                 for member in archive:
                     if member.isfile():
                         name = f"{path}: {member.name}"
@@ -169,7 +216,7 @@ def read_documents(path, raw, options):
         raise UserError(f"{name}: {e}")
     except UnicodeDecodeError as e:
         raise UserError(f"{name}: is not UTF-8 text ({e.reason}, byte 0x{e.object[e.start]:02x}); convert it first")
-    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError, zlib.error) as e:
+    except tuple(READ_ERRORS) as e:
         raise UserError(f"{name}: cannot be read: {e}")
 
 
@@ -245,10 +292,7 @@ def run(parse, prepare, arguments):
 
     def main():
         options = parse(arguments)
-        try:
-            import tokenizers  # noqa: F401
-        except ImportError:
-            raise UserError("the Python package 'tokenizers' is missing; install it with: pip install tokenizers")
+        need("tokenizers")
         try:
             with writing(options.out):
                 prepare(options)

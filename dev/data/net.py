@@ -11,7 +11,7 @@ import json
 import os
 import socket
 
-from documents import Unreachable, UserError, read_documents, read_text
+from documents import Unreachable, UserError, need, read_documents, read_text
 
 BATCH_CHARACTERS = 1 << 18  # of text for one task of a worker
 BATCH_PIECES = 4096
@@ -129,10 +129,7 @@ class Dataset:
 
     def _load(self, position):
         os.environ.setdefault("USE_TORCH", "0")  # which would only be imported
-        try:
-            import datasets
-        except ImportError:
-            raise UserError("--dataset needs the Python package 'datasets'; install it with: pip install datasets")
+        datasets = need("datasets")
         datasets.utils.logging.set_verbosity_error()
         datasets.utils.logging.disable_progress_bar()
         try:

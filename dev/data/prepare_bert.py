@@ -15,8 +15,9 @@ Input files, recognized by their names and first bytes, in the order given:
   WikiExtractor   one document for each <doc ...> ... </doc>; a first line that repeats the title is skipped
   *.jsonl         one document a line, under the key "text" (--text-key); so are WikiExtractor's files of --json
   *.json          the same, or an array of such objects; in an archive plain text
-Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
-the order of the archive.
+  *.parquet       one document a row, in the column "text" (--text-key); needs the package `pyarrow`
+Each may be compressed (.gz .xz .bz2, and .zst with the package `zstandard`), and a .tar archive, compressed or not, is
+read as the files in it, in the order of the archive.
 
 --dataset is a data set of the Hugging Face hub, streamed: wikipedia (English), tinystories, fineweb, fineweb-edu (their
 samples of 10 billion tokens), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or .jsonl files; omitted
@@ -51,12 +52,11 @@ import struct
 import sys
 from array import array
 
-import numpy as np
-
-from documents import UserError, end, fraction, parse_options, run
+from documents import UserError, end, fraction, need, parse_options, run
 from net import open_source
 from work import Output, Progress, Work, copy_numbers, library_threads, vocabulary_texts, write_atomically
 
+np = need("numpy")
 MAGIC = 20261121
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 FILE_TOKENS = 1 << 32  # a file has less: its offsets are 32 bits wide

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 """Conversations into token shards for tuning GPT-2: only answers count for the loss.
 
-    prepare_chat.py --local FILE.jsonl... --model DIR --out OUT         DIR: a model to tune, with its tokenizer
-    prepare_chat.py --local FILE.jsonl... --vocab DIR --out OUT         DIR: a tokenizer, for a new model
+    prepare_chat.py --local FILE... --model DIR --out OUT         DIR: a model to tune, with its tokenizer
+    prepare_chat.py --local FILE... --vocab DIR --out OUT         DIR: a tokenizer, for a new model
 
-Needs Python 3.8 or later and the packages `tokenizers` and `numpy`. A line of a file (.gz .xz .bz2 too) is
+Needs Python 3.8 or later and the packages `tokenizers` and `numpy`. A line of a file (.gz .xz .bz2 .zst too), or an
+element of the array in a .json file, is one of
 
     {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
+    {"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]}       as ShareGPT has it
+    {"instruction": "Translate.", "input": "Hello", "output": "Hallo"}                             as Alpaca has it
 
 The first message may have the role system. Then user and assistant take turns, and the last message is the assistant's.
-It becomes
+ShareGPT's conversations often begin with an answer or end with a question, which are left out, and so are conversations
+without an answer, as some of Alpaca's are. Alpaca's input follows the instruction after an empty line. The first becomes
 
     <|endoftext|><|system|>...<|end|><|user|>Hello<|end|><|assistant|>Hi<|end|>
 
@@ -30,21 +34,18 @@ removed; other files of these names are an error. The last conversations are for
 """
 import itertools
 import json
-import lzma
 import os
 import struct
 import sys
-import zlib
 from array import array
 
-import numpy as np
-
-from documents import Parser, UserError, check_format, decompress, end, fraction, parse_json, positive, read_json, run
-from export_llmc import BLOCK, to_bfloat16
-from model_dir import DTYPES, Weights, config_number
+from documents import Parser, UserError, end, fraction, need, positive, read_json, read_json_values, run
+from export_llmc import tensors_of, to_bfloat16
+from model_dir import DTYPES, Weights, config_number, write_safetensors
 from prepare_gpt2 import END_OF_TEXT, MAGICS, Vocabulary, make_tokenizer
 from work import Output, Work, library_threads, write_atomically
 
+np = need("numpy")
 SYSTEM, USER, ASSISTANT, END = "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
 TOKENS = [SYSTEM, USER, ASSISTANT, END]
 TEMPLATE = (
@@ -52,6 +53,7 @@ TEMPLATE = (
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}  # ShareGPT's
 ROW_TOKENS = 1024  # without a model
 SHARD_TOKENS = 100_000_000
 AT_ONCE = 1024  # conversations that are encoded at a time
@@ -62,14 +64,33 @@ OPEN_ROWS = 64  # that a conversation may still go into
 # Conversations
 
 
-def messages_of(line):
-    """[(role, content, whether it counts for the loss)] of a line, checked."""
-    try:
-        messages = parse_json(line)["messages"]
-    except ValueError as e:
-        raise UserError(f"is not JSON: {e}")
-    except (KeyError, TypeError):
-        raise UserError("is not an object with the key 'messages'")
+def converted(chat):
+    """The messages of a conversation as ShareGPT or Alpaca has it, from its first question to its last answer."""
+    if "conversations" in chat:
+        turns = chat["conversations"] if isinstance(chat["conversations"], list) else [None]
+        turns = [turn if isinstance(turn, dict) else {} for turn in turns]
+        roles = [str(turn.get("from", turn.get("role"))) for turn in turns]
+        messages = [{"content": t.get("value"), **t, "role": ROLES.get(role, role)} for t, role in zip(turns, roles)]
+    else:
+        asked, more, answer = (str(chat.get(key) or "") for key in ("instruction", "input", "output"))
+        asked += f"\n\n{more}" if more.strip() else ""
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}][: 1 + bool(answer.strip())]
+    first = 1 if messages and messages[0]["role"] == "system" else 0
+    while messages[first:] and messages[first]["role"] == "assistant":
+        del messages[first]
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    return messages
+
+
+def messages_of(chat):
+    """[(role, content, whether it counts for the loss)] of a conversation, checked; none if it has no answer."""
+    keys = {"messages", "conversations", "instruction"}
+    if not isinstance(chat, dict) or not keys & chat.keys():
+        raise UserError("is not an object with the key 'messages' (or 'conversations', or 'instruction')")
+    messages = chat["messages"] if "messages" in chat else converted(chat)
+    if not messages and "messages" not in chat:
+        return []
     if not isinstance(messages, list) or not messages:
         raise UserError("'messages' is not a list of messages")
     found = []
@@ -99,20 +120,17 @@ def messages_of(line):
 
 
 def read_conversations(paths):
-    for path in paths:
-        number = 0
+    without = 0
+    for where, chat in (value for path in paths for value in read_json_values(path)):
         try:
-            with open(path, "rb") as raw, decompress(raw, path) as f:
-                check_format(f.peek(8))
-                for number, line in enumerate(f, 1):
-                    if line.strip():
-                        yield messages_of(line.decode("utf-8-sig"))
+            messages = messages_of(chat)
         except UserError as e:
-            raise UserError(f"{path}: line {number}: {e}" if number else f"{path}: {e}")
-        except UnicodeDecodeError as e:
-            raise UserError(f"{path}: line {number}: is not UTF-8 text ({e.reason})")
-        except (OSError, EOFError, lzma.LZMAError, zlib.error) as e:
-            raise UserError(f"{path}: cannot be read after line {number}: {e}")
+            raise UserError(f"{where}: {e}")
+        without += not messages
+        if messages:
+            yield messages
+    if without:
+        print(f"{without} conversations without an answer were left out")
 
 
 class Encoder:
@@ -223,7 +241,7 @@ def extended_tokenizer(directory, vocabulary):
         if name in added and not added[name].get("special"):
             raise UserError(f"{path}: {name} is not a special token there")
         if name not in added:
-            id = vocabulary.end_of_text if name == END_OF_TEXT else known.get(name, size)
+            id = vocabulary.end_of_text if name == vocabulary.separator else known.get(name, size)
             size = max(size, id + 1)
             added[name] = {"id": id, "content": name, **form}
         ids[name] = added[name]["id"]
@@ -272,11 +290,10 @@ def write_model(directory, folder, known, size, eos):
     config = read_json(os.path.join(directory, "config.json"))
     V, L = (config_number(config, "config.json", key) for key in ("vocab_size", "n_layer"))
     weights = Weights(directory, "transformer.")
-    needed = ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"]
-    for name in needed + [f"h.{layer}.{name}" for layer in range(L) for name, _ in BLOCK]:
-        if not weights.find(f"transformer.{name}"):
+    for name, _, _ in tensors_of((1, V, L, 1, 1)):
+        if not weights.find(name):
             raise UserError(f'{weights.path}: tensor "{name}" is missing; the file is damaged or of another model')
-    header, tensors, at, first = {"__metadata__": {"format": "pt"}}, [], 0, min(known, V)
+    tensors, first = {}, min(known, V)
     for name in sorted(weights.files):
         file = weights.files[name]
         dtype, shape, begin, end = file.place(name)
@@ -286,15 +303,9 @@ def write_model(directory, folder, known, size, eos):
                 raise UserError(f'{file.path}: tensor "{name}": has not the {V} rows of config.json, or another dtype')
             data = with_rows(file, name, first, size)
             shape = [len(data), *shape[1:]]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + data.size]}
-        at += data.size
-        tensors.append(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+        tensors[name] = dtype, shape, data
     with open(os.path.join(folder, "model.safetensors"), "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        for data in tensors:
-            f.write(memoryview(data))
+        write_safetensors(f, tensors)
         f.flush()
         os.fsync(f.fileno())
     config["vocab_size"], config["eos_token_id"] = max(V, size), eos
@@ -360,7 +371,7 @@ def prepare(options):
 
 def parse(arguments):
     parser = Parser(__doc__)
-    parser.add_argument("--local", nargs="+", required=True, metavar="FILE", help="conversations, one a line")
+    parser.add_argument("--local", nargs="+", required=True, metavar="FILE", help="conversations, see above")
     tokenizer = parser.add_mutually_exclusive_group(required=True)
     tokenizer.add_argument("--model", metavar="DIR", help="model to tune: a Hugging Face directory with its tokenizer")
     tokenizer.add_argument("--vocab", metavar="DIR", help="directory of a tokenizer")

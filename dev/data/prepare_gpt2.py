@@ -17,8 +17,9 @@ Input files, recognized by their names and first bytes, in the order given:
   WikiExtractor   one document for each <doc ...> ... </doc>
   *.jsonl         one document per line, under the key "text" (--text-key)
   *.json          the same, or an array of such objects; in an archive plain text
-Each may be compressed (.gz .xz .bz2), and a .tar archive, compressed or not, is read as the files in it, in
-the order of the archive.
+  *.parquet       one document per row, in the column "text" (--text-key); needs the package `pyarrow`
+Each may be compressed (.gz .xz .bz2, and .zst with the package `zstandard`), and a .tar archive, compressed or not, is
+read as the files in it, in the order of the archive.
 
 --dataset is a data set of the Hugging Face hub, streamed: fineweb, fineweb-edu (their samples of 10 billion tokens),
 tinystories, wikipedia (English), or any NAME[:CONFIG[:SPLIT[:COLUMN]]], or a directory of parquet or .jsonl files;
@@ -27,7 +28,8 @@ omitted parts have their defaults (fineweb:sample-100BT is another configuration
 If a long preparation is stopped or killed, the same command continues it and produces the same bytes. Until it is done,
 its work is in preparation/ in the output directory; work and shards together take twice the space of the tokens.
 
-<|endoftext|> is written before each document. If that string occurs in a text it is encoded as ordinary text.
+<|endoftext|> is written before each document. If that string occurs in a text it is encoded as ordinary text. A
+tokenizer without it has another token at its place: the eos_token of its tokenizer_config.json or special_tokens_map.json.
 
 Validation is one of:
   --val-tokens N      the FIRST N tokens, as llm.c does with tinyshakespeare; the rest is for training
@@ -47,12 +49,11 @@ import struct
 import sys
 from array import array
 
-import numpy as np
-
-from documents import UserError, end, fraction, parse_options, positive, read_json, run
+from documents import UserError, end, fraction, need, parse_options, positive, read_json, run
 from net import open_source
 from work import Output, Progress, Work, copy_numbers, library_threads, vocabulary_texts, write_atomically
 
+np = need("numpy")
 END_OF_TEXT = "<|endoftext|>"
 MAGICS = 20240520, 20240801  # of shards of uint16 and of uint32
 LEAST_VOCABULARY = 257  # of --train-vocab
@@ -99,17 +100,25 @@ class Vocabulary:
                 f"{directory}: holds neither vocab.json (or encoder.json) with merges.txt (or vocab.bpe), "
                 "nor tokenizer.json"
             )
-        if END_OF_TEXT not in ids:
-            raise UserError(f"{vocab or whole}: has no {END_OF_TEXT}, which must separate documents")
+        self.separator = END_OF_TEXT if END_OF_TEXT in ids else self._eos_token(directory, ids)
         for token, i in ids.items():
             if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < 1 << 31:
                 raise UserError(f"{vocab or whole}: token {token!r} has the id {i!r}; ids are whole numbers from 0")
-        self.end_of_text = ids[END_OF_TEXT]
+        self.end_of_text = ids[self.separator]
         self.size = max(ids.values()) + 1
         try:
             make_tokenizer(self.text)
         except Exception as e:  # the library raises plain Exception
             raise UserError(f"{vocab or whole}: the tokenizer is invalid: {e}")
+
+    def _eos_token(self, directory, ids):
+        for path in (os.path.join(directory, name) for name in SETTINGS[1:]):
+            settings = read_json(path) if os.path.isfile(path) else None
+            eos = settings.get("eos_token") if isinstance(settings, dict) else None
+            eos = eos.get("content") if isinstance(eos, dict) else eos
+            if isinstance(eos, str) and eos in ids:
+                return eos
+        raise UserError(f"{directory}: has no {END_OF_TEXT}, and no eos_token in {SETTINGS[1]}, to separate documents")
 
     def _tokenizer_json(self, path):
         tree = read_json(path)

@@ -3,12 +3,13 @@
 
     python3 dev/data/prepare_recsys.py u.data --out ratings.bin          # MovieLens 100K: tabs
     python3 dev/data/prepare_recsys.py ratings.dat --out ratings.bin     # MovieLens 1M: "::"
-    python3 dev/data/prepare_recsys.py ratings.csv --out ratings.bin     # MovieLens 20M: commas and a header
+    python3 dev/data/prepare_recsys.py ratings.csv --out ratings.bin     # MovieLens 20M, others: commas, maybe a header
     python3 dev/data/prepare_recsys.py day_0 day_1 --format criteo --out clicks.bin --threshold 15 --held-out 200000
 
 Ratings: leave-one-out, sorted by time. Every rating counts as a positive, whatever its value. Each user's newest one is
 held out (of equal timestamps, the later line of the file). A repeated pair of user and item counts once, by its last
-line. Ids are renumbered from 0 in ascending order.
+line. Ids may be any text without the separator; they are renumbered from 0 in ascending order, of their numbers if all
+are whole numbers, else of their texts.
 The file: a header of 256 int32 (magic 20261123, version 1, users, items, training pairs), then the training pairs (user,
 item) as int32, ascending by time, then the held-out item of each user as int32.
 
@@ -22,6 +23,7 @@ int64, rows of each table), then for each sample the label (int32), the numbers 
 """
 import math
 import os
+import re
 import struct
 import sys
 from array import array
@@ -41,11 +43,13 @@ def read_ratings(path):
             line = line.strip()
             separator = "::" if "::" in line else "\t" if "\t" in line else ","
             fields = line.split(separator)
-            if number == 1 and fields[0] == "userId":
-                continue
             try:
-                user, item, _, time = int(fields[0]), int(fields[1]), float(fields[2]), int(fields[3])
+                user, item, _, time = *map(sys.intern, map(str.strip, fields[:2])), float(fields[2]), int(fields[3])
+                if not user or not item or "\ufffd" in user + item:
+                    raise ValueError
             except (ValueError, IndexError):
+                if number == 1 and len(fields) == 4 and not re.search(r"\d", fields[2] + fields[3]):
+                    continue  # a header
                 raise UserError(f"{path}:{number}: is not user, item, rating and time") from None
             if len(fields) > 4:
                 raise UserError(f"{path}:{number}: has {len(fields)} columns instead of 4")
@@ -56,7 +60,10 @@ def read_ratings(path):
 
 
 def renumber(values):
-    return {value: i for i, value in enumerate(sorted(set(values)))}
+    values = set(values)
+    key = int if all(re.fullmatch(r"-?[0-9]{1,18}", value) for value in values) else str
+    order = {number: i for i, number in enumerate(sorted(set(map(key, values))))}
+    return {value: order[key(value)] for value in values}
 
 
 def split(ratings):

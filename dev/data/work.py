@@ -20,10 +20,9 @@ import sys
 import threading
 import time
 
-import numpy as np
+from documents import Unreachable, UserError, lock, need, parse_json, read_json, sync_directory, write_atomically
 
-from documents import Unreachable, UserError, lock, parse_json, read_json, sync_directory, write_atomically
-
+np = need("numpy")
 FOLDER, STATE, LOCK = "preparation", "state.json", "preparation.lock"
 MANIFEST, SHARD = "prepared.json", r"(train|val)_\d{6}\.bin"
 COUNTS = "position", "complete", "tokens", "sizes"  # what is recorded of the work, besides its settings

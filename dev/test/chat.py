@@ -16,7 +16,7 @@ import tempfile
 import numpy as np
 from edit import load
 from tokenizers import Tokenizer
-from verdicts import CORPUS, contents, failure, finish, holds, not_refused, read, run, script, verdict, write
+from verdicts import CORPUS, contents, differ, failure, finish, holds, not_refused, read, run, script, verdict, write
 
 TRAINER, T = os.path.abspath(sys.argv[1]), 64
 EOT, USER, ASSISTANT, END, WTE = 256, 258, 259, 260, "transformer.wte.weight"
@@ -57,6 +57,16 @@ def check_format():
         turns("\r\n\n x", "y\r\n"),
     ]
     done = prepare(chat, "data", f"--vocab {CORPUS} --tokens {T} --val-fraction 0.2")
+    # The same as ShareGPT and Alpaca have it: with parts that are not from question to answer, in an array.
+    turn = lambda m: {"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"]), "value": m["content"]}
+    forms = [{"conversations": [*map(turn, c)]} for c in chat[:2]] + [{"conversations": [{"from": "gpt", "value": "Hi"}]}]
+    forms[1]["conversations"] = [turn(chat[1][1]), *forms[1]["conversations"], turn(chat[1][0])]
+    forms += [{"instruction": c[0]["content"], "input": "", "output": c[1]["content"]} for c in chat[2:]]
+    write(W + "/forms.json", json.dumps(forms, indent=1))
+    flags = f"--vocab {CORPUS} --tokens {T} --val-fraction 0.2 --out {W}/forms --local {W}/forms.json"
+    forms = script("dev/data/prepare_chat.py", *flags.split())
+    why = differ(W + "/data", W + "/forms") or ("" if "1 conversations without" in forms.stdout else forms.stdout)
+    verdict("as ShareGPT and Alpaca have it", failure(forms) or why)
     tokenizer = Tokenizer.from_file(W + "/data/tokenizer.json")
     rendered = ["<|endoftext|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>" for m in c) for c in chat]
     wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in rendered]

@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
-"""llm.c's files by dev/export_llmc.py, and what the trainer makes of them: the weights, losses and tokens of the model.
+"""llm.c's files by dev/export_llmc.py, and what the trainer makes of them: the weights, losses and tokens of the model;
+dev/import.py of them and of nanoGPT's.
 
     python3 dev/test/llmc_files.py TRAIN_GPT2        from the repository's root; needs numpy
 
 What the trainer refuses of such files: dev/test/refuse.txt.
 """
+import json
 import os
 import shutil
 import sys
 import tempfile
+from importlib.util import find_spec
 
 import numpy as np
 from edit import edit
 from edit import load as tensors
 from runs import put_shard
-from verdicts import CORPUS, ROOT, failure, finish, not_refused, run, script, verdict
+from verdicts import CORPUS, ROOT, failure, finish, holds, not_refused, read, run, script, skip, verdict
 
 TRAIN = os.path.abspath(sys.argv[1])
 USE = TRAIN.replace("train_", "use_")
@@ -22,9 +25,10 @@ work = tempfile.TemporaryDirectory()
 W = work.name
 
 
-def weights(path):
-    """A file's tensors, all of them F32."""
-    return {name: np.frombuffer(raw, "<f4") for name, (_, _, raw) in tensors(path).items()}
+def weights(path, kind="<f4"):
+    """A file's tensors, all of them F32, or BF16 ("<u2")."""
+    found = {name: np.frombuffer(raw, kind) for name, (_, _, raw) in tensors(path).items()}
+    return {name: x if kind == "<f4" else (x.astype("<u4") << 16).view("<f4") for name, x in found.items()}
 
 
 def nearest_bfloat16(x):
@@ -46,11 +50,52 @@ def check_weights(model, version, rounded):
     wanted, found = weights(f"{W}/{model}/model.safetensors"), weights(f"{W}/back/model.safetensors")
     far = [name for name in wanted.keys() | found.keys() if not np.array_equal(rounded(wanted[name]), found[name])]
     verdict(f"{model}: weights of version {version}", why or ", ".join(far))
+    why = failure(script("dev/import.py", out, f"{W}/{model}-{version}/dir"))
+    again = weights(f"{W}/{model}-{version}/dir/model.safetensors", "<f4" if version == "3" else "<u2")
+    far = [name for name in found.keys() | again.keys() if not np.array_equal(found[name], again[name])]
+    verdict(f"{model}: dev/import.py of version {version}", why or ", ".join(far))
 
 
 def said(model, flags):
     done = run(USE, *f"-e {W}/{model} {flags}".split())
     return failure(done) or done.stdout
+
+
+def check_nanogpt(bias):
+    """A ckpt.pt as nanoGPT writes it: weights, logits by transformers, and ours of 20 steps."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    at, sizes = f"{W}/nano{bias}", {"n_layer": 2, "n_head": 2, "n_embd": 24, "vocab_size": 104}
+    dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    torch.manual_seed(bias)
+    model = GPT2LMHeadModel(GPT2Config(activation_function="gelu", initializer_range=0.1, n_positions=16, **sizes, **dropout))
+    for name, x in model.named_parameters():
+        x.data += 0.1 * torch.randn(x.shape) * (bias if name.endswith("bias") else 1)
+    state = {"_orig_mod." + name: x.T if x.ndim > 1 and ".c_" in name else x for name, x in model.state_dict().items() if bias or name[-4:] != "bias"}
+    saved = {"model": state, "model_args": {**sizes, "block_size": 16, "bias": bool(bias), "dropout": 0.0}, "optimizer": {},
+             "iter_num": 5, "best_val_loss": torch.tensor(1.0), "config": {"dataset": "openwebtext"}}  # fmt: skip
+    torch.save(saved, at + ".pt")
+    why = failure(script("dev/import.py", at + ".pt", at))
+    inputs = torch.tensor([i * i % 97 for i in range(320)]).reshape(20, 16)
+    off = (GPT2LMHeadModel.from_pretrained(at)(inputs).logits - model(inputs).logits).abs().max().item()
+    holds(f"nanoGPT, bias={bias}: logits by transformers", not why and off <= 1e-5, why or off)
+    flags = f"-e {at} -i {W}/low.bin -t 16 -b 1 -x 20 -l 1e-3 -k constant -c 0 --beta2 0.999 --shuffle 0 -v 0 -s 0 -n 0 -o {at}-out"
+    why = failure(run(TRAIN, *flags.split()))
+    optimizer, far = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0), []
+    log = [json.loads(line) for line in read(at + "-out/log.jsonl").splitlines()]
+    for row, found in zip(range(20), (line["loss"] for line in log if "loss" in line)):
+        ids = torch.tensor([i * i % 97 for i in range(16 * row, 16 * row + 17)])
+        loss = torch.nn.functional.cross_entropy(model(ids[None, :-1]).logits[0], ids[1:])
+        far.append(abs(loss.item() - found))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    holds(f"nanoGPT, bias={bias}: losses of 20 steps", not why and len(far) == 20 and max(far) <= 1e-5, why or far)
+    torch.save({**saved, "model_args": {**saved["model_args"], "use_rmsnorm": True}}, W + "/bad.pt")
+    why = not_refused(script("dev/import.py", W + "/bad.pt", W + "/bad"), "bad.pt: .*'use_rmsnorm' is True; GPT-2 has no")
+    verdict("refused: a model that is not GPT-2's", why)
 
 
 put_shard(W + "/low.bin", [i * i % 97 for i in range(400)])
@@ -73,4 +118,10 @@ verdict("going on from a checkpoint of llm.c, whose tokens go along", why)
 edit(W + "/golden", "key", "config.json", "activation_function", '"gelu"')
 why = not_refused(script("dev/export_llmc.py", W + "/golden", W + "/x.bin"), "config.json: .*activation_function")
 verdict("what llm.c does not know is refused", why)
+absent = [name for name in ("torch", "transformers") if not find_spec(name)]
+for bias in (0, 1):
+    if absent:
+        skip(f"nanoGPT, bias={bias}", f"{sys.executable} has no {absent[0]}")
+    else:
+        check_nanogpt(bias)
 finish()

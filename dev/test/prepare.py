@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import glob
 import gzip
-import importlib.util
 import io
 import json
 import os
@@ -21,6 +20,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from importlib.util import find_spec
 
 import numpy as np
 from hub_server import Hub
@@ -105,6 +105,15 @@ def check_forms():
              "a.json": f"[{','.join(LINES)}]", "lines.json": "\n".join(LINES),
              "wiki": MARK + WIKI.replace("\n", "\r\n"), "wiki_00": "\n".join(LINES),
              "a.tar.gz": archive(), "wiki.gz": gzip.compress(WIKI.encode())}  # fmt: skip
+    if find_spec("zstandard") and find_spec("pyarrow"):
+        import pyarrow.parquet
+        import zstandard
+
+        forms["a.jsonl.zst"] = b"".join(zstandard.compress(f"{line}\n".encode()) for line in LINES)
+        pyarrow.parquet.write_table(pyarrow.table({"id": [0, 1], "text": DOCUMENTS}), buffer := io.BytesIO())
+        forms["a.parquet"] = buffer.getvalue()
+    else:
+        skip("Parquet and Zstandard", f"{sys.executable} has no pyarrow or no zstandard")
     for name, text in forms.items():
         write(f"{W}/form/{name}", text)
     for names in (["a.txt", "b.txt"], *([name] for name in list(forms)[2:])):
@@ -112,6 +121,16 @@ def check_forms():
         end = "" if names[0] in ("wiki", "wiki.gz") else "\n"  # <doc> is on lines of its own
         wanted = [t for text in DOCUMENTS for t in (256, *(text.rstrip() + end).encode())]
         holds(f"documents as {names}", not done.returncode and tokens_in(W + "/out") == wanted, "other tokens", done)
+
+
+def check_eos():
+    """A tokenizer without <|endoftext|> has another token between documents."""
+    for name in ("vocab.json", "merges.txt"):
+        write(f"{W}/eos/{name}", read(f"{CORPUS}/{name}").replace("<|endoftext|>", "</s>"))
+    refused("no separator", "has no <.endoftext.>, and no eos_token", "gpt2", "--local", TEXTS[0], "--vocab", W + "/eos")
+    write(W + "/eos/special_tokens_map.json", '{"eos_token": {"content": "</s>"}}')
+    done = prepare("gpt2", W + "/eos_out", *FILES, "--vocab", W + "/eos")
+    holds("eos_token is the separator", not done.returncode and tokens_in(W + "/eos_out") == tokens_in(W + "/gpt2"), "", done)
 
 
 WORDS = '[PAD] [UNK] [CLS] [SEP] [MASK] the cat sat ##s . ! ? dr it said " 3 [ ] mask'.split()
@@ -159,7 +178,7 @@ def check_refusals():
     write(W + "/metaspace/tokenizer.json", json.dumps(tree))
     for name, kind, flags, pattern in [
         ("a missing file", "gpt2", "--local none.txt", "no such file"),
-        ("Parquet", "gpt2", f"--local {W}/bad/a.parquet", "is a Parquet file; convert it to .jsonl"),
+        ("Parquet", "gpt2", f"--local {W}/bad/a.parquet", "(a.parquet: cannot be read|pip install pyarrow)"),
         ("gzip by another name", "chat", f"--local {W}/bad/a.GZ", "is compressed with gzip; decompress it first"),
         ("strings", "gpt2", f"--local {W}/bad/strings.json", "document 1 is not an object with the key 'text'"),
         ("half an array", "gpt2", f"--local {W}/bad/half.json", "half.json: is not JSON"),
@@ -298,10 +317,10 @@ def main():
         check()
     for kind in ("gpt2", "bert"):
         verdict(f"prepare_{kind}.py", failure(prepare(kind, f"{W}/{kind}", *FILES)))
-    for check in (check_interruptions, check_limits):
+    for check in (check_eos, check_interruptions, check_limits):
         check()
     with Hub(W + "/net") as hub:
-        if importlib.util.find_spec("datasets"):
+        if find_spec("datasets"):
             check_datasets(hub, texts)
         else:
             skip("datasets", f"{sys.executable} has no datasets library (pip install datasets)")

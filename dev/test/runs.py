@@ -13,6 +13,7 @@ that folder.
 """
 
 import array
+import json
 import os
 import re
 import shlex
@@ -221,12 +222,17 @@ def put_examples(at):
     for name in ("vocab.txt", "tokenizer_config.json"):
         shutil.copy(at("data/builtin/bert/" + name), at("texts"))
     rows = {
-        "train": [f"{'low middle top'.split()[i % 3]}\ttext {i}{i * i}\n" for i in range(40)],
+        "train": [f"{'low middle top'.split()[i % 3]}\ttext, {i} \"{i * i}\"\n" for i in range(40)],
         "long": [f"{i % 2}\tthe dog saw {i * i} cats {'and ' * (i % 9)}\n" for i in range(10, 60)],
         "rated": [f"{i / 8}\t{i}{i * i}\n" for i in range(10, 50)],
     }
     for name, lines in rows.items():
         write(at(f"texts/{name}.tsv"), "".join(lines))
+    pairs = [line.strip().split("\t") for line in rows["train"]]  # the same as CSV, with line ends in texts, and as JSON lines
+    fields = [(label, text.replace('"', '""').replace(" ", "\n", i % 2)) for i, (label, text) in enumerate(pairs)]
+    write(at("texts/train.csv"), "label,id,text\r\n" + "".join(f'{a},{i},"{b}"\r\n' for i, (a, b) in enumerate(fields)))
+    objects = [{"text": b.replace(" ", "\t", 1), "tokens": [], "label": a} for a, b in pairs]
+    write(at("texts/train.jsonl"), "".join(json.dumps(row) + "\n" for row in objects))
     context = " ".join(f"word{i}" for i in range(12))
     ask = '{"id": "%d", "question": "which?", "answers": [{"text": "word%d", "answer_start": %d}]}'
     asked = ", ".join(ask % (i, i, context.index(f"word{i}")) for i in range(10))

@@ -115,12 +115,13 @@ static inline Text bert_config_write_pretraining(const BertConfig* c) {
 // Initial values, and which tensors a weight file may have or lack: all heads, or only the second one.
 static inline WeightRules bert_weight_rules(const BertConfig* c) {
     static const char* const ignored[] = {
-        "predictions.decoder.weight", "predictions.decoder.bias", "predictions.bias",  // of a tied decoder
         "embeddings.position_ids",
+        "predictions.decoder.weight", "predictions.decoder.bias", "predictions.bias",  // of a tied decoder
+        "classifier.weight", "classifier.bias", "qa_outputs.weight", "qa_outputs.bias",  // of a fine-tuned model
         // Without a next-sentence head:
         "pooler.dense.weight", "pooler.dense.bias", "seq_relationship.weight", "seq_relationship.bias"};
     static const char* const may_lack[] = {"bert.pooler.", "cls."};
-    FileRules file = {.optional_prefix = "bert.", .ignored = ignored, .ignored_count = c->next ? 4 : 8};
+    FileRules file = {.optional_prefix = "bert.", .ignored = ignored, .ignored_count = c->next ? 8 : 12};
     file.aliases = BERT_OLD_NAMES, file.alias_count = COUNT_OF(BERT_OLD_NAMES), file.preferred_count = 1;
     file.may_lack = may_lack, file.may_lack_count = 2;
     WeightRules rules = {.std = c->init_range, .residual_std = c->init_range, .file = file};
@@ -128,6 +129,29 @@ static inline WeightRules bert_weight_rules(const BertConfig* c) {
     if (c->padding >= 0) rules.zero_count = (size_t)c->C;
     rules.zero_begin = (size_t)max_int(c->padding, 0) * (size_t)c->C;
     return rules;
+}
+
+enum { BERT_UNREPORTED = 4 };  // the first names that bert_weight_rules() ignores: nothing is lost with them
+
+// run_init_model(), and a line about tensors of the weight file that the model leaves out, such as another head. The
+// first `unreported` names that the rules ignore are not worth a line.
+static inline void bert_init_model(Run* r, ModelBuffers* b, WeightRules rules, int unreported) {
+    run_init_model(r, b, rules);
+    if (!r->weights || r->start) return;
+    SafeTensors file;
+    Text left_out = {NULL, 0, 0};
+    weights_open(&file, r->weights);
+    for (int i = 0; i < file.count; i++) {
+        const SafeTensor* entry = &file.tensors[i];
+        int is_known = 0;
+        for (int k = 0; k < unreported; k++) is_known |= name_ends_with(entry->name, rules.file.ignored[k]);
+        for (int k = 0; k < b->table.count && !is_known; k++)
+            is_known = tensors_file_entry(&file, "", &b->table.tensors[k], &rules.file) == entry;
+        if (!is_known) text_printf(&left_out, "%s%s", left_out.length ? ", " : "", entry->name);
+    }
+    if (left_out.length) printf("%s: has tensors that are left out: %s\n", r->weights, left_out.text);
+    free(left_out.text);
+    safetensors_close(&file);
 }
 
 #endif

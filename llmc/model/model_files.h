@@ -25,24 +25,6 @@ static inline int name_ends_with(const char* name, const char* ending) {
 
 static inline int tensors_are_llmc(const char* path) { return name_ends_with(path, ".bin"); }
 
-// Instructions to convert a model to safetensors with transformers. They name the class in config.json, because another
-// class would drop heads, or add random heads that look like trained ones. `from` completes the arguments.
-static inline char* tensors_recipe(const char* directory, const char* from) {
-    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_";
-    Json json;
-    json_load(&json, path_of("%s/config.json", directory).text, (size_t)1 << 26);
-    const JsonNode *all = json_get(json.root, "architectures"), *first = all ? all->first : NULL;
-    const char* name = all && all->type == JSON_ARRAY && first && first->type == JSON_STRING ? first->string : "";
-    char* recipe = *name && strspn(name, letters) == strlen(name)
-                       ? xprintf("transformers.%s.from_pretrained(\"%s\"%s).save_pretrained(NEW), and copy the "
-                                 "tokenizer's files to NEW",
-                                 name, directory, from)
-                       : xprintf("from_pretrained() and save_pretrained() of the model's class, which config.json does "
-                                 "not name");
-    json_free(&json);
-    return recipe;
-}
-
 // Remove the prefixes that all names have because a wrapper's state was saved: torch.compile's, DistributedDataParallel's
 // or a Lightning module's.
 static inline void weights_unwrap(SafeTensors* file) {
@@ -57,29 +39,13 @@ static inline void weights_unwrap(SafeTensors* file) {
 }
 
 // Open the weights at `path`. If `path` is a missing model.safetensors, open the shards in the same directory instead,
-// as transformers does. Ends with USAGE if there are only files of PyTorch, TensorFlow or Flax.
+// as transformers does.
 static inline void weights_open(SafeTensors* file, const char* path) {
-    static const char* const foreign[][4] = {{"pytorch_model.bin", "PyTorch", "", ""},
-                                             {"pytorch_model.bin.index.json", "PyTorch", "", ""},
-                                             {"tf_model.h5", "TensorFlow", " 4", ", from_tf=True"},
-                                             {"flax_model.msgpack", "Flax", " 4", ", from_flax=True"}};
     const char* slash = strrchr(path, '/');
-    if (!slash || strcmp(slash, "/model.safetensors") != 0 || file_exists(path)) {
-        safetensors_open(file, path);
-        weights_unwrap(file);
-        return;
-    }
-    Path directory = path_of("%.*s", (int)(slash - path), path),
-         index = path_of("%s/" SAFETENSORS_INDEX, directory.text);
-    int is_sharded = file_exists(index.text);
+    Path index = path_of("%.*s/" SAFETENSORS_INDEX, slash ? (int)(slash - path) : 0, path);
+    int is_sharded = slash && strcmp(slash, "/model.safetensors") == 0 && !file_exists(path) && file_exists(index.text);
     if (is_sharded) safetensors_open_index(file, index.text);
-    for (size_t i = 0; i < COUNT_OF(foreign) && !is_sharded; i++) {
-        Path other = path_of("%s/%s", directory.text, foreign[i][0]);
-        if (file_exists(other.text))
-            die(USAGE, "%s: holds weights as %s writes them; write model.safetensors with transformers%s: %s",
-                other.text, foreign[i][1], foreign[i][2], tensors_recipe(directory.text, foreign[i][3]));
-    }
-    if (!is_sharded) safetensors_open(file, path);  // reports that it is missing
+    else safetensors_open(file, path);
     weights_unwrap(file);
 }
 
@@ -152,7 +118,7 @@ typedef struct {
     int preferred_count;          // the first aliases, which are preferred if the file has both names
     const char* const* may_lack;  // prefixes of names
     int may_lack_count;
-    const char* ignored_prefix;  // a prefix of names; NULL: none
+    const char* ignored_prefix;  // of names, which are not read even if the table has them; NULL: none
 } FileRules;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -211,8 +177,13 @@ static inline uint32_t tensor_part_hash(const TensorPart* part, size_t elements,
 // ---------------------------------------------------------------------------------------------------------
 // Read
 
+static inline int tensors_ignore_prefix(const FileRules* rules, const char* name) {
+    const char* prefix = rules ? rules->ignored_prefix : NULL;
+    return prefix && strncmp(name, prefix, strlen(prefix)) == 0;
+}
+
 // The file's entry for this tensor, under its name or an older one, with or without the optional prefix; NULL if there
-// is none.
+// is none, or if it is ignored.
 static inline const SafeTensor* tensors_file_entry(const SafeTensors* file, const char* prefix, const Tensor* t,
                                                    const FileRules* rules) {
     char name[128];
@@ -229,7 +200,7 @@ static inline const SafeTensor* tensors_file_entry(const SafeTensors* file, cons
         if (!other && n) other = safetensors_find(file, name + n);
         if (other) entry = other;
     }
-    return entry;
+    return entry && tensors_ignore_prefix(rules, entry->name) ? NULL : entry;
 }
 
 static inline int tensors_may_lack(const FileRules* rules, const Tensor* t) {
@@ -314,8 +285,7 @@ static inline void tensors_read_range(const char* path, const TensorTable* table
     }
     for (int i = 0; i < file.count; i++) {
         const SafeTensor* entry = &file.tensors[i];
-        const char* prefix = rules ? rules->ignored_prefix : NULL;
-        int known = used[i] || (prefix && strncmp(entry->name, prefix, strlen(prefix)) == 0);
+        int known = used[i] || tensors_ignore_prefix(rules, entry->name);
         for (int k = 0; rules && k < rules->ignored_count && !known; k++)
             known = name_ends_with(entry->name, rules->ignored[k]);
         if (!known)

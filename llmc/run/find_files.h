@@ -50,6 +50,7 @@ static inline void find_data(const Settings* s, const char* builtin, char** trai
 // A model's directory and weights, from a Hugging Face directory, a .safetensors file, whose directory has the other
 // files, or a config.json, for a model from scratch without weights. Both paths are NULL for a descriptor.
 static inline void find_model(const char* source, char** directory, char** weights) {
+    foreign_refuse(source);
     const char* slash = strrchr(source, '/');
     int is_file = strlen(source) > 12 && name_ends_with(source, ".safetensors");
     int is_config = strcmp(slash ? slash + 1 : source, "config.json") == 0;

@@ -30,25 +30,29 @@ static inline void run_find_tokenizer(Run* r, const char* model, const char* dat
             tokenizer_files_read(&r->tokenizer_files, places[i]);
 }
 
-// The token that separates documents: from the tokenizer, or else the last of V, as in GPT-2's vocabulary.
-static inline int run_end_of_text(const Run* r, int V) {
-    int id = r->tokenizer_files.directory ? tokenizer_end_of_text(&r->tokenizer) : -1;
-    return id >= 0 && id < V ? id : V - 1;
-}
-
-// The token that ends a text, or an answer of a chat model: from tokenizer_config.json, else `fallback`.
+// The token that ends a text, or an answer of a chat model: eos_token of tokenizer_config.json, or else of
+// special_tokens_map.json, else `fallback`.
 static inline int run_eos(const Run* r, int V, int fallback) {
     const TokenizerFiles* f = &r->tokenizer_files;
     char error[JSON_ERROR_SIZE];
-    int id = -1, i = 0;
+    int id = -1;
     Json json;
-    while (i < f->count && strcmp(f->file[i].name, "tokenizer_config.json") != 0) i++;
-    if (i == f->count || json_parse(&json, f->file[i].bytes, f->file[i].size, error) != 0) return fallback;
-    const JsonNode *eos = json_get(json.root, "eos_token"), *content = json_get(eos, "content");
-    if (content) eos = content;  // `transformers` has written both forms
-    if (eos && eos->type == JSON_STRING) id = tokenizer_find(&r->tokenizer, eos->string, eos->length);
-    json_free(&json);
+    for (int i = 0; i < f->count && id < 0; i++) {
+        const TokenizerFile* file = &f->file[i];
+        if (strcmp(file->name, "tokenizer_config.json") != 0 && strcmp(file->name, "special_tokens_map.json") != 0) continue;
+        if (json_parse(&json, file->bytes, file->size, error) != 0) continue;
+        const JsonNode *eos = json_get(json.root, "eos_token"), *content = json_get(eos, "content");
+        if (content) eos = content;  // `transformers` has written both forms
+        if (eos && eos->type == JSON_STRING) id = tokenizer_find(&r->tokenizer, eos->string, eos->length);
+        json_free(&json);
+    }
     return id >= 0 && id < V ? id : fallback;
+}
+
+// The token that separates documents: <|endoftext|>, else eos_token, else the last of V, as in GPT-2's vocabulary.
+static inline int run_end_of_text(const Run* r, int V) {
+    int id = r->tokenizer_files.directory ? tokenizer_end_of_text(&r->tokenizer) : -1;
+    return id >= 0 && id < V ? id : run_eos(r, V, V - 1);
 }
 
 // These n tokens as text; without a tokenizer, their IDs.
