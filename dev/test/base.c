@@ -257,6 +257,7 @@ static void test_cpu_share(Tests* t) {
     } cases[] = {
         {"0::/a/b\n", {"a/b/cpu.max", "max 100000"}, 8},
         {"0::/a/b\n", {"a/b/cpu.max", "250000 100000"}, 2},
+        {"0::/a/b\n", {"a/b/cpu.max", "50000 100000"}, 1},
         {"0::/a/b\n", {"a/b/cpu.max", "500000 100000", "a/cpu.max", "300000 100000"}, 3},
         {"5:memory:/m\n4:cpu,cpuacct:/a/b\n",
          {"cpu,cpuacct/a/b/cpu.cfs_quota_us", "20000", "cpu,cpuacct/a/b/cpu.cfs_period_us", "10000"},

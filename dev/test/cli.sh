@@ -34,6 +34,14 @@ threads 'spins 1000 threads 1' taskset -c "$(taskset -cp $$ | sed 's/.*: //; s/[
 threads 'spins 7 threads 2' env GOMP_SPINCOUNT=7 OMP_NUM_THREADS=2
 threads 'spins 30000000000 threads 2' env OMP_WAIT_POLICY=active OMP_NUM_THREADS=2
 
+# Where standard output is closed, no file gets its number. The lock would be the first.
+mkdir "$work/closed" && : >"$work/closed/.lock"
+"$PROGRAM" "${TINY[@]}" -x 2 -o "$work/closed" </dev/null >&- 2>"$work/stderr"
+status=$?
+why=$(ended_with 0)
+[ ! -s "$work/closed/.lock" ] || why=${why:-"in .lock: $(head -n 1 "$work/closed/.lock")"}
+verdict 'a closed standard output' "$why"
+
 # Standard output on a full disk. A run trains and saves all the same.
 on_full_disk() { # STATUS PATTERN FLAG...
     set_command "${@:3}"

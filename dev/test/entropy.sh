@@ -32,6 +32,10 @@ verdict 'a run on stories' "$(ended_with 0)"
 verdict "the generator's loss is printed" "$(grep -q "loss $mean on these tokens" "$work/stdout" || echo "not $mean: $(grep generator "$work/stdout")")"
 verdict 'a trained model is not below the entropy' "$(! is_below || echo "validation loss $loss, below $least: it sees its targets")"
 
+# Blocks of 64 are the generator's.
+run -e L=1,C=16,NH=2,T=128 -i "$stories/train.bin" -j "$stories/val.bin" -x 1 -v 1 -m 1 -s 0 -n 0 -o ''
+verdict 'a validation on other blocks' "$(ended_with 0; grep 'the generator' "$work/stdout")"
+
 # Trained on the same blocks that validate it.
 train 8 -i "$stories/val.bin" --shuffle 0 --overfit 1 -x 300 -v 300 -l 8e-3 -u 50
 verdict 'a model that has seen the validation text is' "$(is_below || echo "validation loss $loss, not below $least")"

@@ -15,6 +15,7 @@ enum { DISK_MOST = 1024 };
 static struct stat disk_flushed[DISK_MOST];    // of files and directories when they were flushed
 static ino_t disk_unflushed_names[DISK_MOST];  // of directories
 static int disk_flushed_count, disk_names_count, disk_lost;
+static void (*disk_renamed)(void);  // called after the next rename; NULL: nothing is
 
 static int disk_check(const char* path, const struct stat* st, int kind, struct FTW* walk) {
     (void)path, (void)kind, (void)walk;
@@ -43,7 +44,11 @@ static int test_rename(const char* from, const char* to) {
     nftw(from, disk_check, 8, FTW_PHYS);
     snprintf(parent, sizeof parent, "%.*s", (int)(strrchr(to, '/') - to), to);
     if (stat(parent, &st) == 0 && disk_names_count < DISK_MOST) disk_unflushed_names[disk_names_count++] = st.st_ino;
-    return rename(from, to);
+    int status = rename(from, to);
+    void (*then)(void) = disk_renamed;
+    disk_renamed = NULL;
+    if (then) then();
+    return status;
 }
 
 #define fsync test_fsync
@@ -288,6 +293,26 @@ static void test_power_cut(Tests* t) {
     tiny_close(&tiny);
 }
 
+static void replace_out(void) {
+    Path moved = path_of("%s.moved", tiny_out), theirs = path_of("%s.theirs", tiny_out);
+    CHECK(rename(tiny_out, moved.text) == 0 && rename(theirs.text, tiny_out) == 0);
+}
+
+// OUT becomes another run's once a checkpoint has its name: their model is not replaced.
+static void test_replaced(Tests* t) {
+    Tiny tiny;
+    RunLock lock = {NULL, 0, 0};
+    tiny_open(&tiny, t);
+    CHECK(make_directories(named("%s.theirs/ckpt/00000001", tiny_out)) == 0);
+    free(put_text_file(t, "out.theirs/ckpt/00000001/model.safetensors", "theirs"));
+    run_lock_take(&lock, tiny_out, O_CREAT);
+    tiny.c.lock = &lock, disk_renamed = replace_out;
+    tiny_begin(&tiny, 1, 0);
+    EXPECT(t, !disk_renamed && !file_exists(named("%s/model.safetensors", tiny_out)));
+    tiny_close(&tiny);
+    run_lock_close(&lock);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // The energy of a GPU
 
@@ -337,7 +362,8 @@ int main(int argc, char** argv) {
                                      {"energy/meter", test_energy},
                                      {"checkpoint/load", test_load},
                                      {"checkpoint/kept", test_retention},
-                                     {"checkpoint/power cut", test_power_cut}};
+                                     {"checkpoint/power cut", test_power_cut},
+                                     {"checkpoint/replaced", test_replaced}};
     device_set_threads(1);  // a fork knows nothing of its parent's threads
     return tests_main(argc, argv, cases, COUNT_OF(cases));
 }
