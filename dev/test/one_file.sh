@@ -11,8 +11,8 @@ PROGRAM=${1:-}
 SOURCE=$root/dev/ladder/gpt2_in_one_file.c
 FLAGS=(-b 4 -x 20 -v 0 -s 0 -n 0)
 
-verdict 'at most 450 lines, which include nothing of this repository' \
-    "$(grep -n '#include *"' "$SOURCE"; wc -l "$SOURCE" | awk '$1 > 450')"
+verdict 'at most 500 lines, which include nothing of this repository' \
+    "$(grep -n '#include *"' "$SOURCE"; wc -l "$SOURCE" | awk '$1 > 500')"
 "${CC:-cc}" -O2 "$SOURCE" -lm -o "$work/one_file" 2>"$work/stderr"
 verdict 'a C compiler and libm are enough, without a warning' "$(cat "$work/stderr")"
 # From weights that have been trained for a while, so that no bias is 0.
