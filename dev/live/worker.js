@@ -298,12 +298,13 @@ function look(text) {
             tensors: x ? [add("grad." + x, layer, copy(x, "d"))] : []});
     const parameters = parameter_names().map(name => {
         const {v, d} = tensor(name);
-        return {name, layer: name.startsWith("h.") ? Number(name.split(".")[1]) : -1, norm: norm(v), grad_norm: norm(d)};
+        return {name: "transformer." + name, layer: name.startsWith("h.") ? Number(name.split(".")[1]) : -1, norm: norm(v), grad_norm: norm(d)};
     });
     const row_norms = name => base64(Float32Array.from(range(n), t => norm(tensor(name).v.subarray(t * C, (t + 1) * C))));
     const stream = ["embedded", ...range(L).flatMap(l => [`h.${l}.mid`, `h.${l}.out`])];
+    // prob [NH, n, n]; what is later than the token is not computed.
     const maps = range(L).map(l => base64(Uint8Array.from(tensor(`h.${l}.prob`).v.subarray(0, NH * n * n),
-        p => Math.round(255 * Math.sqrt(p)))));
+        (p, i) => i % n > Math.floor(i / n) % n ? 0 : Math.round(255 * Math.sqrt(p)))));
     const {last, ...seen} = lens(n, targets);
     const losses = add("losses", -1, Float32Array.from(last, p => p > 0 ? -Math.log(p) : 0), "loss of each token's successor");
     ops.splice(rows.length, 0, {op: "cross_entropy", direction: "forward", layer: -1, formula: "losses = -log(softmax(logits)[target])",
