@@ -5,7 +5,8 @@ and docs/index.html.
 In every file, relative links (Markdown's, and src, srcset and href of HTML) must lead to a file or folder that git knows,
 and #anchors to a heading. In README.md and docs/, where names must be those of today, also: a `path/like/this` that begins
 with a folder of the repository must exist, and a `function()` must occur in the sources. Prints one line per error and
-ends with status 1 if there is any. Pages in docs/live and docs/examples have a limit of bytes. Fenced blocks are not read: dev/test/docs.py runs them.
+ends with status 1 if there is any. Pages in docs/live and docs/examples have a limit of bytes. Fenced blocks are not read:
+dev/test/docs.py runs them.
 """
 import os
 import re

@@ -16,13 +16,13 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PAGE = "docs/live/index.html"
 HEAD, EXPLAIN, SOURCE = "llmc/profile/head.html", "apps/explain/page.html", "dev/ladder/gpt2_in_one_file.c"
-SOURCES = [HEAD, EXPLAIN, SOURCE, *("dev/live/" + name for name in "page.html worker.js live.c wasi.h build.py".split()),
-           *("dev/data/" + name for name in "builtin_corpus.c corpus_files.h world.h".split())]  # fmt: skip
+SOURCES = [HEAD, EXPLAIN, SOURCE, *("dev/data/" + name for name in ("builtin_corpus.c", "corpus_files.h", "world.h")),
+           *("dev/live/" + name for name in "page.html worker.js live.c wasi.h build.py".split())]  # fmt: skip
 TARGET = "--target=wasm32-wasi -std=c11 -s -I. -Ibuild".split()
 CORPUS = ("-Os -D_GNU_SOURCE -D_WASI_EMULATED_PROCESS_CLOCKS -D_WASI_EMULATED_GETPID -include dev/live/wasi.h "
           "dev/data/builtin_corpus.c -lwasi-emulated-getpid").split()  # fmt: skip
 MODEL = "-O2 -msimd128 -mexec-model=reactor -finstrument-functions dev/live/live.c".split()
-POLICY = "script-src 'unsafe-inline'", "script-src 'unsafe-inline' 'wasm-unsafe-eval'; worker-src blob:; frame-src 'self'"
+POLICY = "script-src 'unsafe-inline'", "script-src 'unsafe-inline' 'wasm-unsafe-eval'; worker-src blob:"
 
 
 def read(path):

@@ -1,4 +1,4 @@
-/* What dev/data/builtin_corpus.c needs from the system and WASI lacks. None of it is called when the program writes a corpus. */
+/* What the headers of dev/data/builtin_corpus.c need from the system and WASI lacks. The program calls none of it. */
 #include <stddef.h>
 #include <sys/types.h>
 #define RLIMIT_NOFILE 0

@@ -3,6 +3,7 @@
 // and between two steps answers the page. Both programs are WebAssembly and find their files in `files`.
 const BLOCKS = 20000, QUESTIONS = 200, T = 64, TOP = 5;
 const files = new Map();  // path: {bytes, length}
+const encoded = text => new TextEncoder().encode(text);
 const text_of = bytes => new TextDecoder().decode(bytes);
 const file = name => files.get("data/builtin/" + name).bytes.subarray(0, files.get("data/builtin/" + name).length);
 const range = n => Array.from({length: n}, (_, i) => i);
@@ -30,7 +31,8 @@ function wasi(module, program, args) {
         return from.length;
     }
     function read(fd, to) {
-        const f = files.get(open[fd].path), part = f.bytes.subarray(open[fd].at, Math.min(f.length, open[fd].at + to.length));
+        const f = files.get(open[fd].path), {at} = open[fd];
+        const part = f.bytes.subarray(at, Math.min(f.length, at + to.length));
         to.set(part), open[fd].at += part.length;
         return part.length;
     }
@@ -38,7 +40,7 @@ function wasi(module, program, args) {
         args_sizes_get: (count, size) => put([count, args.length], [size, args.join(" ").length + 1]),
         args_get: (list, at) => args.forEach((word, i) => {
             put([list + 4 * i, at]);
-            bytes(at, word.length + 1).set(new TextEncoder().encode(word + "\0")), at += word.length + 1;
+            bytes(at, word.length + 1).set(encoded(word + "\0")), at += word.length + 1;
         }) ?? 0,
         fd_prestat_get: (fd, out) => fd === 3 ? put([out, 0], [out + 4, 1]) : NOT_OPEN,
         fd_prestat_dir_name: (fd, at) => (bytes(at, 1)[0] = "/".charCodeAt(0), 0),
@@ -52,7 +54,8 @@ function wasi(module, program, args) {
         fd_read: (fd, list, n, out) => put([out, each(list, n, part => read(fd, part))]),
         path_open: (fd, _, at, n, flags, rights, inherited, status, out) => {
             const path = path_at(at, n), CREATE = 1, TRUNCATE = 8;
-            if (flags & CREATE && !files.has(path) || flags & TRUNCATE) files.set(path, {bytes: new Uint8Array(1024), length: 0});
+            if (flags & CREATE && !files.has(path) || flags & TRUNCATE)
+                files.set(path, {bytes: new Uint8Array(1024), length: 0});
             return put([out, open.push({path, at: 0}) - 1]);
         },
         path_filestat_get: (fd, flags, at, n, out) => {
@@ -108,7 +111,7 @@ const piece = id => id === tokenizer.end ? "<|endoftext|>" : text_of(Uint8Array.
 function encode(text) {
     const words = text.match(/'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+/gu) ?? [];
     return words.flatMap(word => {
-        const ids = [...new TextEncoder().encode(word)];
+        const ids = [...encoded(word)];
         for (;;) {
             const found = ids.map((id, i) => tokenizer.merges.get(`${id} ${ids[i + 1]}`));
             const best = found.reduce((a, b, i) => b && (a < 0 || b.rank < found[a].rank) ? i : a, -1);
@@ -121,11 +124,11 @@ function encode(text) {
 // ---------------------------------------------------------------------------------------------------------
 // The model
 
-let gpt2, module_of_model, size, V, seconds, done, total, is_running, is_training = false, questions;
+let gpt2, module_of_model, size, V, seconds, done, total, questions;
 
 // A tensor's values and derivatives, in the program's memory; both change with the next step.
 function tensor(name) {
-    new Uint8Array(gpt2.memory.buffer, gpt2.tokens(), name.length + 1).set(new TextEncoder().encode(name + "\0"));
+    new Uint8Array(gpt2.memory.buffer, gpt2.tokens(), name.length + 1).set(encoded(name + "\0"));
     const [v, d, mean, , n] = new Uint32Array(gpt2.memory.buffer, gpt2.find(), 5);
     return {v: new Float32Array(gpt2.memory.buffer, v, n), d: new Float32Array(gpt2.memory.buffer, d, n), mean};
 }
@@ -172,8 +175,8 @@ function read_exam() {
     const words = new Uint16Array(file("exam.bin").slice().buffer, 1024);
     questions = [];
     for (let at = 0; questions.length < QUESTIONS; at += words[at + 1] / 2) {
-        const asked = words[at + 5], answer = words[at + 6 + asked];
-        questions.push({asked, ids: [...words.subarray(at + 6, at + 6 + asked), ...words.subarray(at + 7 + asked, at + 7 + asked + answer)]});
+        const asked = words[at + 5], answer = at + 7 + asked, end = answer + words[answer - 1];
+        questions.push({asked, ids: [...words.subarray(at + 6, answer - 1), ...words.subarray(answer, end)]});
     }
 }
 // The part of the questions whose answers are, token by token, the most likely ones.
@@ -198,10 +201,11 @@ function one_step(losses) {
 }
 const report = more => postMessage({progress: {done, total, seconds, spent, tokens: 4 * T, ...more}});
 
-// Train until all steps are done or the page says to stop; it is heard every 50 ms. Only one of these runs.
+// Train until all steps are done or stop() is called. The page is heard every 50 ms.
+let is_running, training;
 async function train() {
-    if (is_training) return;
-    for (is_training = is_running = true; is_running && done < total;) {
+    is_running = true;
+    while (is_running && done < total) {
         const until = performance.now() + 50, losses = [], more = {losses};
         while (done < total && performance.now() < until) {
             one_step(losses);
@@ -214,13 +218,13 @@ async function train() {
         report(more);
         await new Promise(resolve => setTimeout(resolve));
     }
-    is_training = is_running = false;
 }
+const stop = () => (is_running = false, training);
 
 // One step, and which functions it called, in their order.
 function step_slowly() {
     const losses = [];
-    if (done === total || is_running) return;
+    if (done === total) return;
     order = [];
     one_step(losses);
     report({losses, order});
@@ -237,12 +241,17 @@ function base64(array) {
     return btoa(text);
 }
 const norm = x => Math.sqrt(x.reduce((sum, a) => sum + a * a, 0));
-// The ops of a layer: name, formula, what it writes, what it reads
-const LAYER = [["layernorm", "ln1 = (x - mean) * rstd * w + b", "ln1", "x"], ["linear", "qkv = ln1 w^T + b", "qkv", "ln1"],
+// The ops of a layer: name, formula, what it writes, what it reads. x: the residual stream.
+const LAYER = [
+    ["layernorm", "ln1 = (x - mean) * rstd * w + b", "ln1", "x"],
+    ["linear", "qkv = ln1 w^T + b", "qkv", "ln1"],
     ["attention", "att = softmax(q k^T / sqrt(HS)) v, of earlier tokens", "att", "qkv"],
-    ["linear", "proj = att w^T + b", "proj", "att"], ["residual", "mid = x + proj", "mid", "proj"],
-    ["layernorm", "ln2 = (mid - mean) * rstd * w + b", "ln2", "mid"], ["linear", "fc = ln2 w^T + b", "fc", "ln2"],
-    ["gelu", "gelu = fc / 2 * (1 + tanh(...))", "gelu", "fc"], ["linear", "fcproj = gelu w^T + b", "fcproj", "gelu"],
+    ["linear", "proj = att w^T + b", "proj", "att"],
+    ["residual", "mid = x + proj", "mid", "proj"],
+    ["layernorm", "ln2 = (mid - mean) * rstd * w + b", "ln2", "mid"],
+    ["linear", "fc = ln2 w^T + b", "fc", "ln2"],
+    ["gelu", "gelu = fc / 2 * (1 + tanh(...))", "gelu", "fc"],
+    ["linear", "fcproj = gelu w^T + b", "fcproj", "gelu"],
     ["residual", "out = mid + fcproj", "out", "fcproj"]];
 const PARAMETERS = ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"];
 const parameter_names = () => ["wte.weight", "wpe.weight", ...range(size.L).flatMap(l =>
@@ -265,118 +274,122 @@ function lens(n, targets) {
             id.push(...top), p.push(...top.map(i => all[i])), target.push(targets[t] < 0 ? NaN : all[targets[t]]);
         }
     }
-    return {lens_id: base64(Int32Array.from(id)), lens_p: base64(Float32Array.from(p)),
-        lens_target: base64(Float32Array.from(target)), top: TOP, lens_layers: size.L + 1, last: target.slice(-n)};
+    return {used: id, last: target.slice(-n), top: TOP, lens_layers: size.L + 1, lens_id: base64(Int32Array.from(id)),
+        lens_p: base64(Float32Array.from(p)), lens_target: base64(Float32Array.from(target))};
+}
+
+// All ops, forward and backward, and the tensors that they wrote, for n tokens.
+function ops_and_tensors(n, losses) {
+    const {L, C} = size, tensors = [], ops = [];
+    const add = (name, layer, all) => {
+        const columns = {logits: V, qkv: 3 * C, fc: 4 * C, gelu: 4 * C, losses: 1}[name.split(".").pop()] ?? C;
+        const values = all.slice(0, n * columns), whole = norm(values);
+        return tensors.push({name, layer, ndim: 2, rows: n, columns, norm: whole, rms: whole / Math.sqrt(values.length),
+            min: Math.min(...values), max: Math.max(...values), high: 1, wide: 1, values: base64(values)}) - 1;
+    };
+    const put = (direction, op, layer, formula, ...made) =>
+        ops.push({op: `${op}_${direction}`, direction, layer, formula, shapes: `${n} tokens`, tensors: made});
+    const rows = [["embedding", "embedded = wte[token] + wpe[position]", "embedded", null, -1]];
+    for (let l = 0; l < L; l++)
+        for (const [op, formula, y, x] of LAYER)
+            rows.push([op, formula, `h.${l}.${y}`, x !== "x" ? `h.${l}.${x}` : l ? `h.${l - 1}.out` : "embedded", l]);
+    rows.push(["layernorm", "lnf = (x - mean) * rstd * w + b", "lnf", `h.${L - 1}.out`, -1]);
+    rows.push(["linear", "logits = lnf wte^T", "logits", "lnf", -1]);
+    for (const [op, formula, y, , layer] of rows) put("forward", op, layer, formula, add(y, layer, tensor(y).v));
+    put("forward", "cross_entropy", -1, "losses = -log(softmax(logits)[next token])", add("losses", -1, losses));
+    put("backward", "cross_entropy", -1, "grad.logits = (softmax(logits) - onehot(next token)) / tokens",
+        add("grad.logits", -1, tensor("logits").d));
+    for (const [op, , y, x, layer] of rows.reverse())
+        if (x) put("backward", op, layer, `grad.${x} += from grad.${y}`, add("grad." + x, layer, tensor(x).d));
+        else put("backward", op, layer, `grad of wte and of wpe += grad.${y}`);
+    return {ops, tensors};
+}
+
+// The text continued with the most likely tokens.
+function continued(ids) {
+    ids = [...ids];
+    while (ids.length < T) {
+        const next = greedy(ids)[ids.length - 1];
+        if (next === tokenizer.end) break;
+        ids.push(next);
+    }
+    return ids.slice(1).map(piece).join("");
 }
 
 function look(text) {
     const {L, C, NH} = size, ids = [tokenizer.end, ...encode(text)].slice(0, T), n = ids.length;
     if (n < 2) return {why: "Type a word."};
-    const targets = [...ids.slice(1), -1], tensors = [], ops = [];
     put_tokens(ids);
-    const loss = gpt2.look(n);
-    const add = (name, layer, values, about) => {
-        const columns = values.length / n, size_of = norm(values);
-        return tensors.push({name, layer, about, ndim: 2, rows: n, columns, norm: size_of, rms: size_of / Math.sqrt(values.length),
-            min: Math.min(...values), max: Math.max(...values), high: 1, wide: 1, values: base64(values)}) - 1;
-    };
-    const copy = (name, kind) => {
-        const all = tensor(name)[kind], columns = /logits$/.test(name) ? V : /qkv$/.test(name) ? 3 * C : /(fc|gelu)$/.test(name) ? 4 * C : C;
-        return all.slice(0, n * columns);
-    };
-    const rows = [["embedding", "embedded = wte[token] + wpe[position]", "embedded", null, -1]];
-    for (let l = 0; l < L; l++)
-        for (const [op, formula, y, x] of LAYER)
-            rows.push([op, formula, `h.${l}.${y}`, x !== "x" ? `h.${l}.${x}` : l ? `h.${l - 1}.out` : "embedded", l]);
-    rows.push(["layernorm", "lnf = (x - mean) * rstd * w + b", "lnf", `h.${L - 1}.out`, -1],
-        ["linear", "logits = lnf wte^T", "logits", "lnf", -1]);
-    for (const [op, formula, y, , layer] of rows)
-        ops.push({op: op + "_forward", direction: "forward", layer, formula, shapes: `${n} tokens`, tensors: [add(y, layer, copy(y, "v"))]});
-    for (const [op, , y, x, layer] of rows.reverse())
-        ops.push({op: op + "_backward", direction: "backward", layer, shapes: `${n} tokens`,
-            formula: x ? `grad.${x} += through ${op} from grad.${y}` : `grad of wte and wpe += grad.${y}`,
-            tensors: x ? [add("grad." + x, layer, copy(x, "d"))] : []});
-    const parameters = parameter_names().map(name => {
-        const {v, d} = tensor(name);
-        return {name: "transformer." + name, layer: name.startsWith("h.") ? Number(name.split(".")[1]) : -1, norm: norm(v), grad_norm: norm(d)};
-    });
-    const row_norms = name => base64(Float32Array.from(range(n), t => norm(tensor(name).v.subarray(t * C, (t + 1) * C))));
+    const loss = gpt2.look(n), targets = [...ids.slice(1), -1], names = parameter_names();
+    const parameters = names.map(name => ({name: "transformer." + name, norm: norm(tensor(name).v),
+        grad_norm: norm(tensor(name).d), layer: name.startsWith("h.") ? Number(name.split(".")[1]) : -1}));
+    const row_norms = name => Float32Array.from(range(n), t => norm(tensor(name).v.subarray(t * C, (t + 1) * C)));
     const stream = ["embedded", ...range(L).flatMap(l => [`h.${l}.mid`, `h.${l}.out`])];
     // prob [NH, n, n]; what is later than the token is not computed.
-    const maps = range(L).map(l => base64(Uint8Array.from(tensor(`h.${l}.prob`).v.subarray(0, NH * n * n),
-        (p, i) => i % n > Math.floor(i / n) % n ? 0 : Math.round(255 * Math.sqrt(p)))));
-    const {last, ...seen} = lens(n, targets);
-    const losses = add("losses", -1, Float32Array.from(last, p => p > 0 ? -Math.log(p) : 0), "loss of each token's successor");
-    ops.splice(rows.length, 0, {op: "cross_entropy", direction: "forward", layer: -1, formula: "losses = -log(softmax(logits)[target])",
-        shapes: `${n - 1} targets`, tensors: [losses]});
-    for (const row of [...Array(T - n)].keys()) {
-        const next = greedy(ids)[ids.length - 1];
-        if (next === tokenizer.end || row === T) break;
-        ids.push(next);
-    }
-    const used = new Set([...ids, ...new Int32Array(Uint8Array.from(atob(seen.lens_id), c => c.charCodeAt(0)).buffer)]);
-    return {loss, continued: ids.slice(1).map(piece).join(""), data: {model: `${done} steps in this page`, precision: "fp32",
-        device: "WebAssembly", L, NH, C, V, T: n, causal: true, parameter_count: parameter_names().reduce((sum, name) =>
-            sum + tensor(name).v.length, 0), loss, tokens: ids.slice(0, n), predicted: range(n), targets,
-        vocabulary: Object.fromEntries([...used].map(id => [id, piece(id)])), ...seen, attention: {side: 1, layers: maps},
-        residual: stream.map(name => ({name, norms: row_norms(name)})), tensors, ops, parameters}};
+    const maps = range(L).map(l => Uint8Array.from(tensor(`h.${l}.prob`).v.subarray(0, NH * n * n),
+        (p, i) => i % n > Math.floor(i / n) % n ? 0 : Math.round(255 * Math.sqrt(p))));
+    const {used, last, ...seen} = lens(n, targets);
+    const losses = Float32Array.from(last, p => p > 0 ? -Math.log(p) : 0);
+    const data = {model: `${done} steps in this page`, device: "WebAssembly", precision: "fp32", L, NH, C, V, T: n,
+        parameter_count: names.reduce((sum, name) => sum + tensor(name).v.length, 0), causal: true, loss, tokens: ids,
+        vocabulary: Object.fromEntries([...ids, ...used].map(id => [id, piece(id)])), predicted: range(n), targets,
+        attention: {side: 1, layers: maps.map(base64)}, parameters, ...seen, ...ops_and_tensors(n, losses),
+        residual: stream.map(name => ({name, norms: base64(row_norms(name))}))};
+    return {loss, continued: continued(ids), data};
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // The model as a Hugging Face directory, in a .zip file whose members are not compressed
 
+// GPT-2's matrices named c_... are [in, out] in the file and [out, in] in memory.
 function safetensors() {
-    const header = {__metadata__: {format: "pt"}}, parts = [];
+    const header = {__metadata__: {format: "pt"}}, parts = [], {C} = size;
     let end = 0;
     for (const name of parameter_names()) {
-        const {v} = tensor(name), rows = /\.(c_\w+)\.weight$/.test(name) ? v.length / inputs_of(name) : size.C;
-        const shape = /bias$|ln_/.test(name) ? [v.length] : /^w/.test(name) ? [v.length / size.C, size.C] : [inputs_of(name), rows];
-        const values = new Float32Array(v.length), [IC, OC] = shape;
-        if (/\.c_\w+\.weight$/.test(name)) values.forEach((_, i) => values[i] = v[i % OC * IC + Math.floor(i / OC)]);
-        else values.set(v);
+        const {v} = tensor(name), IC = /mlp\.c_proj/.test(name) ? 4 * C : C, rest = v.length / IC;
+        const is_transposed = /\.c_\w+\.weight$/.test(name), from = i => i % rest * IC + Math.floor(i / rest);
+        const values = Float32Array.from(v, (x, i) => is_transposed ? v[from(i)] : x);
+        const shape = is_transposed ? [IC, rest] : /^w/.test(name) ? [rest, C] : [v.length];
         header["transformer." + name] = {dtype: "F32", shape, data_offsets: [end, end += 4 * v.length]};
         parts.push(new Uint8Array(values.buffer));
     }
-    const text = JSON.stringify(header), json = new TextEncoder().encode(text + " ".repeat(-text.length & 7));
+    const text = JSON.stringify(header), json = encoded(text + " ".repeat(-text.length & 7));
     return [new Uint8Array(new BigUint64Array([BigInt(json.length)]).buffer), json, ...parts];
 }
-const inputs_of = name => /mlp\.c_proj/.test(name) ? 4 * size.C : size.C;
 
 function config() {
-    return JSON.stringify({architectures: ["GPT2LMHeadModel"], model_type: "gpt2", n_ctx: T, bos_token_id: tokenizer.end,
-        eos_token_id: tokenizer.end, activation_function: "gelu_new", n_layer: size.L, n_head: size.NH, n_embd: size.C,
-        n_inner: 4 * size.C, n_positions: T, vocab_size: V, layer_norm_epsilon: 1e-5, initializer_range: 0.02, embd_pdrop: 0,
-        attn_pdrop: 0, resid_pdrop: 0, tie_word_embeddings: true, dtype: "float32"});
+    const {L, C, NH} = size;
+    return {architectures: ["GPT2LMHeadModel"], model_type: "gpt2", n_ctx: T, bos_token_id: tokenizer.end,
+        eos_token_id: tokenizer.end, n_layer: L, n_head: NH, n_embd: C, n_inner: 4 * C, n_positions: T, vocab_size: V,
+        activation_function: "gelu_new", layer_norm_epsilon: 1e-5, initializer_range: 0.02, embd_pdrop: 0,
+        attn_pdrop: 0, resid_pdrop: 0, tie_word_embeddings: true, dtype: "float32"};
 }
 
 const CRC = Uint32Array.from(range(256), n => range(8).reduce(c => c & 1 ? c >>> 1 ^ 0xedb88320 : c >>> 1, n));
 function zip(members) {
     const parts = [], directory = [];
     let at = 0, listed = 0;
-    // Fields of 2 and 4 bytes
-    const record = (...fields) => {
-        const view = new DataView(new ArrayBuffer(fields.reduce((sum, [size]) => sum + size, 0)));
-        fields.reduce((i, [n, x]) => (n === 2 ? view.setUint16(i, x, true) : view.setUint32(i, x, true), i + n), 0);
-        return new Uint8Array(view.buffer);
-    };
+    // Numbers of 2 bytes, and in lists of 4
+    const record = (...fields) => Uint8Array.from(fields.flatMap(x => Array.isArray(x) ?
+        [x[0], x[0] >>> 8, x[0] >>> 16, x[0] >>> 24] : [x, x >>> 8]));
     for (const [name, chunks] of members) {
-        const bytes = new Uint8Array(chunks.reduce((sum, c) => sum + c.length, 0)), path = new TextEncoder().encode(name);
+        const path = encoded(name), bytes = new Uint8Array(chunks.reduce((sum, c) => sum + c.length, 0));
         chunks.reduce((i, c) => (bytes.set(c, i), i + c.length), 0);
         const crc = ~bytes.reduce((c, b) => c >>> 8 ^ CRC[(c ^ b) & 255], -1) >>> 0;
-        // version, flags, method, time, date (1980-01-01), checksum, sizes, length of the name, extra
-        const same = [[2, 20], [2, 0], [2, 0], [2, 0], [2, 33], [4, crc], [4, bytes.length], [4, bytes.length], [2, path.length], [2, 0]];
-        const entry = record([4, 0x02014b50], [2, 20], ...same, [2, 0], [2, 0], [2, 0], [4, 0], [4, at]);
-        const local = record([4, 0x04034b50], ...same);
+        // version, flags, method: none, time, date: 1980-01-01, checksum, both sizes, length of the name, nothing more
+        const same = [20, 0, 0, 0, 33, [crc], [bytes.length], [bytes.length], path.length, 0];
+        const local = record([0x04034b50], ...same), entry = record([0x02014b50], 20, ...same, 0, 0, 0, [0], [at]);
         parts.push(local, path, bytes), directory.push(entry, path);
         at += local.length + path.length + bytes.length, listed += entry.length + path.length;
     }
-    return new Blob([...parts, ...directory, record([4, 0x06054b50], [2, 0], [2, 0], [2, members.length], [2, members.length],
-        [4, listed], [4, at], [2, 0])], {type: "application/zip"});
+    const end = record([0x06054b50], 0, 0, members.length, members.length, [listed], [at], 0);
+    return new Blob([...parts, ...directory, end], {type: "application/zip"});
 }
 function save() {
     const names = ["vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json"];
-    return zip([["config.json", [new TextEncoder().encode(config())]], ["model.safetensors", safetensors()],
-        ...names.map(name => [name, [file(name)]])].map(([name, chunks]) => ["gpt2_live/" + name, chunks]));
+    const made = [["config.json", [encoded(JSON.stringify(config()))]], ["model.safetensors", safetensors()]];
+    for (const name of names) made.push([name, [file(name)]]);
+    return zip(made.map(([name, chunks]) => ["gpt2_live/" + name, chunks]));
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -388,12 +401,17 @@ const answers = {
         await write_stories(await WebAssembly.compile(corpus));
         read_tokenizer(), read_exam();
         const words = tokenizer.pieces.map((_, id) => piece(id)).filter(word => /^ \w{2,}$/.test(word)).join("");
-        return {entropy: Number(text_of(file("val_entropy.txt")).split("\n")[0].split(" ")[1]), questions: QUESTIONS, words};
+        return {entropy: Number(text_of(file("val_entropy.txt")).split(/\s/)[1]), questions: QUESTIONS, words};
     },
-    start: async settings => (is_running = false, await start(settings), settings.is_slow || train(), {}),
-    pause: () => (is_running = false, {}),
-    go_on: () => (train(), {}),
-    step_slowly: () => (step_slowly(), {}),
+    async start(settings) {
+        await stop();
+        await start(settings);
+        if (!settings.is_slow) training = train();
+        return {};
+    },
+    pause: async () => (await stop(), {}),
+    go_on: async () => (await stop(), training = train(), {}),
+    step_slowly: async () => (await stop(), step_slowly(), {}),
     look, save,
 };
 onmessage = async ({data: [name, argument]}) => {

@@ -5,9 +5,11 @@
 
 The page's losses are those of dev/ladder/gpt2_in_one_file.c, its look inside is that of `use_gpt2 --explain`, and the
 model that it saves says in use_gpt2 what it says in the page. Any output on the console and any request is a failure.
-Skips a browser that is not installed; CHROMIUM and FIREFOX name one outside the PATH. SCREENSHOTS: a folder for pictures.
+Skips a browser that is not installed; CHROMIUM and FIREFOX name one outside the PATH. SCREENSHOTS: a folder for
+pictures of the page, to be looked at.
 """
 import base64
+import concurrent.futures
 import json
 import os
 import re
@@ -42,8 +44,8 @@ class Chromium:
             copies = os.dup2(child_in, 60), os.dup2(child_out, 61)
             os.dup2(copies[0], 3), os.dup2(copies[1], 4)
 
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={W}/chromium"]
-        self.process = subprocess.Popen([program, *flags], preexec_fn=pipes, close_fds=False, stderr=subprocess.DEVNULL)
+        flags = f"--headless --no-sandbox --disable-gpu --remote-debugging-pipe --user-data-dir={W}/chromium"
+        self.process = subprocess.Popen([program, *flags.split()], preexec_fn=pipes, close_fds=False, stderr=subprocess.DEVNULL)
         os.close(child_in), os.close(child_out)
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -76,13 +78,18 @@ class Chromium:
     def complaints(self):
         """What is on the console, and what is fetched besides the page itself."""
         self.evaluate("0")
-        bad = [e for e in self.events if e["method"] in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")]
-        urls = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
-        return [json.dumps(e["params"])[:300] for e in bad] + [u for u in urls if u != PAGE and not u.startswith(("blob:", "about:", "data:"))]
+        by_kind = {}
+        for event in self.events:
+            by_kind.setdefault(event["method"], []).append(event["params"])
+        kinds = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+        urls = [e["request"]["url"] for e in by_kind.get("Network.requestWillBeSent", [])]
+        return [json.dumps(e)[:300] for kind in kinds for e in by_kind.get(kind, [])] + [
+            url for url in urls if url != PAGE and not url.startswith(("blob:", "about:", "data:"))]  # fmt: skip
 
     def picture(self, name, width, scheme):
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
         time.sleep(1)
         whole = self.evaluate("document.documentElement.scrollHeight")
         clip = {"x": 0, "y": 0, "width": width, "height": min(whole, 6000), "scale": 1}
@@ -154,37 +161,61 @@ def wait(browser, script, seconds=240):
 def train(browser, name):
     """Open the page, click, and wait for the end of 300 steps."""
     browser.open(PAGE)
-    verdict(f"{name}: the stories are written", "" if wait(browser, "document.querySelector('#train')?.disabled === false") else
-            str(browser.evaluate("document.querySelector('#error').textContent")))  # fmt: skip
+    holds(f"{name}: the stories are written", wait(browser, "document.querySelector('#train')?.disabled === false"),
+          browser.evaluate("document.querySelector('#error')?.textContent"))  # fmt: skip
     browser.evaluate("document.querySelector('#train').click()")
     done = wait(browser, IS_DONE)
     loss = browser.evaluate(NUMBER)
     holds(f"{name}: 300 steps from a click, to a loss below 0.7", done and loss < 0.7, f"a loss of {loss}")
 
 
-def check_numbers(browser):
-    """Losses and speed beside those of the native program, without fast math."""
-    program = W + "/one_file"
-    verdict("the native program", failure(run(*shlex.split(os.environ.get("CC", "cc")), "-O2", "-ffp-contract=off",
-                                             f"{ROOT}/dev/ladder/gpt2_in_one_file.c", "-lm", "-o", program)))  # fmt: skip
+def native():
+    """The same training without a browser and without fast math: its losses, and steps a second."""
+    program, source = W + "/one_file", ROOT + "/dev/ladder/gpt2_in_one_file.c"
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    verdict("the native program", failure(run(*compiler, "-O2", "-ffp-contract=off", source, "-lm", "-o", program)))
     start = time.time()
-    native = run(program, "300")
-    rate = 300 / (time.time() - start)
-    theirs = [float(x) for x in re.findall(r"loss ([\d.]+)", native.stdout)]
+    done = run(program, "300")
+    return [float(x) for x in re.findall(r"loss ([\d.]+)", done.stdout)], 300 / (time.time() - start)
+
+
+def check_numbers(browser, theirs, rate):
+    """Losses and speed beside those of the native program, which ran at the same time."""
     ours = browser.evaluate("losses")
-    most = max(abs(a - b) for a, b in zip(ours[:50], theirs[:50]))
+    most = max((abs(a - b) for a, b in zip(ours[:50], theirs[:50])), default=9)
     holds("losses of 50 steps", len(ours) == len(theirs) == 300 and most <= 1e-6, f"they differ by {most}")
     page = browser.evaluate("latest.done / latest.seconds")
     holds(f"steps a second: {page:.1f}, of the native program {rate:.1f}", page >= 0.65 * rate)
 
 
+def check_controls(browser):
+    """Another seed and size; a pause holds, a step is one."""
+    first = browser.evaluate("losses[0]")
+    browser.evaluate("document.querySelector('#seed').value = 5, document.querySelector('#C').value = 32,"
+                     "document.querySelector('#train').click()")  # fmt: skip
+    started = wait(browser, "latest?.done > 5 && latest.done < 300")
+    holds("another seed and size", started and browser.evaluate("losses[0]") != first, browser.evaluate("latest?.done"))
+    browser.evaluate("document.querySelector('#pause').click()")
+    time.sleep(1)
+    paused = browser.evaluate("latest.done")
+    time.sleep(1)
+    browser.evaluate("document.querySelector('#slowly').click()")
+    holds("a pause, and one step", wait(browser, f"latest.done === {paused + 1}", 10), browser.evaluate("latest.done"))
+    holds("the step's functions are marked", wait(browser, "document.querySelector('#source .now') !== null", 10))
+    browser.evaluate("document.querySelector('#pause').click()")
+    holds("it goes on to its end", wait(browser, IS_DONE), browser.evaluate("latest.done"))
+
+
 def check_look(browser):
     """The look inside a typed text is that of use_gpt2, which reads the model that the page saves."""
-    browser.evaluate(f"document.querySelector('#text').value = {json.dumps(TEXT)}, document.querySelector('#look').click()")
+    browser.evaluate(f"document.querySelector('#text').value = '{TEXT}'")
+    browser.evaluate("document.querySelector('#look').click()")
     inside = "document.querySelector('iframe').contentDocument"
-    verdict("views of a typed text", "" if wait(browser, f"{inside}?.querySelectorAll('#text .token').length > 9", 20) else "none")
-    shown = browser.evaluate(f"({{data: JSON.parse({inside}.querySelector('#data').textContent), "
-                             f"canvases: {inside}.querySelectorAll('canvas').length, said: document.querySelector('#continued').textContent}})")  # fmt: skip
+    holds("views of a typed text", wait(browser, f"{inside}?.querySelectorAll('#text .token').length > 9", 20) and
+          browser.evaluate(f"{inside}.querySelectorAll('canvas').length") > 20)  # fmt: skip
+    browser.evaluate(f"{inside}.querySelector('nav a').click()")
+    data = browser.evaluate(f"JSON.parse({inside}.querySelector('#data').textContent)")
+    shown = browser.evaluate("document.querySelector('#continued').textContent")
     browser.evaluate("document.querySelector('#save').click()")
     path = W + "/gpt2_live.zip"
     for _ in range(100):
@@ -195,22 +226,21 @@ def check_look(browser):
         holds("the .zip file", z.testzip() is None)
         z.extractall(W)
     use = sys.argv[1].replace("train_", "use_"), "-e", W + "/gpt2_live"
-    data, prompt = shown["data"], "<|endoftext|>" + TEXT
-    new = 64 - data["T"]
-    done = run(*use, "--generate", new, "--temperature", "0", "--prompt", prompt)
+    prompt = "<|endoftext|>" + TEXT
+    done = run(*use, "--generate", 64 - data["T"], "--temperature", "0", "--prompt", prompt)
     said = done.stdout.strip().removeprefix("<|endoftext|>").split("<|endoftext|>")[0].strip()
-    holds("the same greedy text in use_gpt2", shown["said"].endswith(": " + said), f"{said!r}, in the page {shown['said']!r}", done)
+    holds("the same greedy text in use_gpt2", said and shown.endswith(": " + said), f"{said!r}, {shown!r}", done)
     done = run(*use, "-o", W, "--explain", prompt)
     theirs = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>',
                                   read(W + "/explain/explain.html"), re.S)[1])  # fmt: skip
     verdict("use_gpt2 --explain", failure(done))
-    for name in ("tokens", "targets", "predicted", "vocabulary", "L", "NH", "C", "V", "T", "parameter_count", "top", "lens_id"):
+    for name in "tokens targets predicted vocabulary L NH C V T parameter_count top lens_id".split():
         equal(f"inside: {name}", data[name], theirs[name])
-    norms = lambda page: {p["name"].removeprefix("transformer."): p["grad_norm"] for p in page["parameters"]}
+    norms = lambda page: {p["name"]: p["grad_norm"] for p in page["parameters"]}
     near = lambda a, b: abs(a - b) <= 1e-4 * abs(b)
     ours, others = norms(data), norms(theirs)
-    holds("inside: loss and gradients", near(data["loss"], theirs["loss"]) and ours.keys() == others.keys() and
-          all(near(ours[k], others[k]) for k in ours), f"{data['loss']}, {ours}, not {theirs['loss']}, {others}")  # fmt: skip
+    is_near = near(data["loss"], theirs["loss"]) and all(near(norm, others[name]) for name, norm in ours.items())
+    holds("inside: loss and gradients", is_near and ours.keys() == others.keys(), f"{ours}, not {others}")
     equal("inside: attention", near_bytes(data["attention"]["layers"], theirs["attention"]["layers"]), True)
 
 
@@ -229,11 +259,14 @@ firefox = found("FIREFOX", "firefox", "firefox-esr")
 verdict("the page is that of the sources", failure(run(sys.executable, ROOT + "/dev/live/build.py", "--check")))
 if chromium:
     browser = Chromium(chromium)
-    train(browser, "Chromium")
-    check_numbers(browser)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        started = pool.submit(native)
+        train(browser, "Chromium")
+        check_numbers(browser, *started.result())
     check_look(browser)
     for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")) if SHOTS else ():
         browser.picture("live", width, scheme)
+    check_controls(browser)
     verdict("no console output, no request", "\n".join(browser.complaints()[:5]))
     browser.close()
 else:
