@@ -18,30 +18,17 @@ EXPORT(text) void text(void);
 
 #include "dev/ladder/gpt2_in_one_file.c"
 
-#define MARK(name)                                                                                                     \
-    { #name, (void*)name }
+// clang-format off
+#define MARK(name) {#name, (void*)name}
+#define MARK_BOTH(op) MARK(op##_forward), MARK(op##_backward)
 static const struct {
     const char* name;
     void* function;
-} MARKED[] = {MARK(step),
-              MARK(zero_derivatives),
-              MARK(forward),
-              MARK(backward),
-              MARK(embedding_forward),
-              MARK(embedding_backward),
-              MARK(linear_forward),
-              MARK(linear_backward),
-              MARK(layernorm_forward),
-              MARK(layernorm_backward),
-              MARK(attention_forward),
-              MARK(attention_backward),
-              MARK(gelu_forward),
-              MARK(gelu_backward),
-              MARK(residual_forward),
-              MARK(residual_backward),
-              MARK(cross_entropy),
-              MARK(adamw),
-              MARK(learning_rate)};
+} MARKED[] = {
+    MARK(step), MARK(zero_derivatives), MARK(forward), MARK(cross_entropy), MARK(backward), MARK(adamw),
+    MARK(learning_rate), MARK_BOTH(embedding), MARK_BOTH(linear), MARK_BOTH(layernorm), MARK_BOTH(attention),
+    MARK_BOTH(gelu), MARK_BOTH(residual)};
+// clang-format on
 
 IMPORT(enter) void page_enter(const char* name);
 IMPORT(leave) void page_leave(void);
