@@ -222,6 +222,9 @@ elif faults=$(python3 dev/mutants.py --check 2>&1); then ok; else fail "$faults"
 if ! command -v python3 >/dev/null; then echo "skip links of the documentation: python3 was not found"
 elif ! git rev-parse --git-dir >/dev/null 2>&1; then echo "skip links of the documentation: this is not a clone"
 elif broken=$(python3 dev/check_docs.py 2>&1); then ok; else fail "links or names in the documentation:"; echo "$broken"; fi
+# --- the page of `make live` was made from the sources of now
+if ! command -v python3 >/dev/null; then echo "skip the live page: python3 was not found"
+elif stale=$(python3 dev/live/build.py --check 2>&1); then ok; else fail "$stale"; fi
 # --- a plain training step: files and lines that hold its functions, their density, functions in rooms. Only better.
 corridor() {
     local measured

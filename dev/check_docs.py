@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Check what the documentation refers to: `python3 dev/check_docs.py [FILE...]`, by default every tracked .md file.
+"""Check what the documentation refers to: `python3 dev/check_docs.py [FILE...]`, by default every tracked .md file
+and docs/index.html.
 
 In every file, relative links (Markdown's, and src, srcset and href of HTML) must lead to a file or folder that git knows,
 and #anchors to a heading. In README.md and docs/, where names must be those of today, also: a `path/like/this` that begins
 with a folder of the repository must exist, and a `function()` must occur in the sources. Prints one line per error and
-ends with status 1 if there is any. Fenced blocks are not read: dev/test/docs.py runs them.
+ends with status 1 if there is any. Pages in docs/live and docs/examples have a limit of bytes. Fenced blocks are not read:
+dev/test/docs.py runs them.
 """
 import os
 import re
@@ -13,6 +15,7 @@ import sys
 
 LINK = re.compile(r'\]\(<?([^()\s>]+)>?(?:\s+"[^"]*")?\)|\b(?:src|srcset|href)="([^"]+)"')
 CODE = re.compile(r"`([^`]+)`")
+MOST_BYTES = {"docs/live/": 600_000, "docs/examples/": 1_500_000}
 SOURCES = (".c", ".h", ".cu", ".cuh", ".py", ".sh")
 
 
@@ -24,6 +27,8 @@ def read(path):
 def prose(path):
     """The file's lines, each fenced or indented block replaced by empty lines."""
     lines, fence = [], None
+    if path.endswith(".html"):
+        return read(path).split("\n")
     for line in read(path).split("\n"):
         mark = re.match(r" {0,3}(```+|~~~+)", line)
         if mark and fence is None:
@@ -55,7 +60,7 @@ def main():
         while path := os.path.dirname(path):
             known.add(path)
     folders = {path for path in known if "/" not in path and os.path.isdir(path)}
-    files = sys.argv[1:] or [path for path in tracked if path.endswith(".md")]
+    files = sys.argv[1:] or [path for path in tracked if path.endswith(".md") or path == "docs/index.html"]
     code = "".join(read(path) for path in tracked if path.endswith(SOURCES) and os.path.isfile(path))
     functions = set(re.findall(r"\b(\w+)\(", code))
     errors = 0
@@ -65,6 +70,10 @@ def main():
         errors += 1
         print(f"{path}:{number}: {what}")
 
+    for path in tracked:
+        most = MOST_BYTES.get(path[: path.rfind("/") + 1])
+        if most and os.path.isfile(path) and os.path.getsize(path) >= most:
+            error(path, 1, f"{os.path.getsize(path)} bytes; the limit is {most}")
     for path in files:
         is_current = path == "README.md" or path.startswith("docs/")
         for number, line in enumerate(prose(path), 1):

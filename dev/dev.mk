@@ -1,6 +1,6 @@
 # Programs of development: tests, checks of GPU code, ladders and exercises, the recommenders. Included by the Makefile.
 
-.PHONY: read ops emulated grad bench exercise ladder san run-san mutants cubins recsys recsys-test
+.PHONY: live read ops emulated grad bench exercise ladder san run-san mutants cubins recsys recsys-test
 
 # The recommenders (dev/recsys): the trainers, and tests in float and in double.
 RECSYS := $(addprefix $(B)/train_,dlrm ncf)
@@ -160,6 +160,16 @@ recsys: $(RECSYS) $(if $(HAS_NVCC),$(RECSYS_GPU))
 recsys-test: $(RECSYS) $(RECSYS_TESTS) $(TEST_CORPUS)
 	@for test in $(RECSYS_TESTS); do $$test || exit 1; done
 	@bash dev/recsys/trainer.sh $(RECSYS)
+
+# The page in which GPT-2 trains, docs/live/index.html. It is checked in: this writes it again after its sources changed.
+ZIG := build/zig/bin/python -m ziglang
+live: build/zig/ziglang-0.17.1
+	ZIG="$(ZIG)" python3 dev/live/build.py
+
+build/zig/ziglang-0.17.1:
+	python3 -m venv build/zig
+	build/zig/bin/pip install -q $(subst -,==,$(@F))
+	@touch $@
 
 # What a plain training step runs, in the order to read it.
 read: build/profile_page.inc build/explain_page.inc data/builtin/train.bin

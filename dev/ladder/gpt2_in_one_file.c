@@ -6,6 +6,8 @@
  *     build/gpt2                               1000 steps on data/builtin/train.bin, which `make` generates; a story
  *     build/gpt2 20 out/start                  20 steps from a model that ./train_gpt2 wrote to out/start
  *
+ * It runs in a web page too, docs/live/index.html, which shows this file while it trains.
+ *
  * B sequences of T tokens each are N = B * T rows. V vocabulary size, L layers, NH heads of HS channels, C = NH * HS.
  * A row of N and then a channel: element (n, c) of a tensor [N, C] is v[n * C + c]. */
 #include <math.h>
@@ -28,6 +30,7 @@ typedef struct {
     float *v, *d;
     float *mean, *square;  // of parameters: AdamW's running means of the derivative and of its square
     int size, decays;
+    char name[40];
 } Tensor;
 
 typedef struct {
@@ -42,9 +45,11 @@ static float* zeros(int n) {
     return x ? x : (die("out of memory", ""), x);
 }
 
-static Tensor new_tensor(int size) {
-    Tensor t = {zeros(size), zeros(size), NULL, NULL, size, 0};
+// The name of a layer's tensor has %d for the layer.
+static Tensor new_tensor(const char* format, int l, int size) {
+    Tensor t = {zeros(size), zeros(size), NULL, NULL, size, 0, ""};
     if (tensor_count == 4096) die("too many layers", "");
+    snprintf(t.name, sizeof t.name, format, l);
     return tensors[tensor_count++] = t;
 }
 
@@ -337,7 +342,7 @@ static int config_number(const char* json, const char* key, int standard) {
 // model.safetensors. That file is the length of its header (8 bytes), the header, which is JSON, and the numbers.
 // There, GPT-2's matrices named c_... are [in, out].
 static Tensor new_param(const char* weights, const char* name, int OC, int IC, double mean, double std) {
-    Tensor *t = &tensors[tensor_count], made = new_tensor(OC * IC);
+    Tensor *t = &tensors[tensor_count], made = new_tensor(name, 0, OC * IC);
     t->mean = zeros(t->size), t->square = zeros(t->size), t->decays = IC > 1;
     for (int i = 0; !weights && i < t->size; i++) t->v[i] = (float)(mean + std * sqrt(12) * (random_uniform() - 0.5));
     if (!weights) return made;
@@ -366,12 +371,12 @@ static Layer new_layer(const char* weights, const char* format, int l, int OC, i
     return p;
 }
 
-// The model in `folder`, or a small one with random weights if that is NULL.
-static Model new_model(const char* folder) {
+// The model in `folder`, or one of L, C and NH with random weights if that is NULL.
+static Model new_model(const char* folder, int L, int C, int NH) {
     char *json = folder ? read_file(folder, "config.json") : NULL,
          *w = folder ? read_file(folder, "model.safetensors") : NULL;
-    int L = config_number(json, "n_layer", 2), NH = config_number(json, "n_head", 8),
-        C = config_number(json, "n_embd", 64);
+    L = config_number(json, "n_layer", L), C = config_number(json, "n_embd", C), NH = config_number(json, "n_head", NH);
+    if (NH < 1 || C % NH) die("the channels are not a multiple of the heads", "");
     int T = config_number(json, "n_positions", 64), V = config_number(json, "vocab_size", 384), N = BATCH * T;
     double std = 0.02, branch_std = 0.02 / sqrt(2.0 * L);  // smaller where a branch joins the residual stream
     Model m = {.L = L, .NH = NH, .C = C, .T = T, .V = V, .block = calloc((size_t)L, sizeof(Block))};
@@ -384,13 +389,16 @@ static Model new_model(const char* folder) {
         k->to_ln2 = new_layer(w, "h.%d.ln_2", l, C, 1, 1, 0);
         k->to_fc = new_layer(w, "h.%d.mlp.c_fc", l, 4 * C, C, 0, std);
         k->to_fcproj = new_layer(w, "h.%d.mlp.c_proj", l, C, 4 * C, 0, branch_std);
-        k->ln1 = new_tensor(N * C), k->qkv = new_tensor(N * 3 * C), k->prob = new_tensor(N * NH * T);
-        k->att = new_tensor(N * C), k->proj = new_tensor(N * C), k->mid = new_tensor(N * C);
-        k->ln2 = new_tensor(N * C), k->fc = new_tensor(N * 4 * C), k->gelu = new_tensor(N * 4 * C);
-        k->fcproj = new_tensor(N * C), k->out = new_tensor(N * C);
+        k->ln1 = new_tensor("h.%d.ln1", l, N * C), k->qkv = new_tensor("h.%d.qkv", l, N * 3 * C);
+        k->prob = new_tensor("h.%d.prob", l, N * NH * T), k->att = new_tensor("h.%d.att", l, N * C);
+        k->proj = new_tensor("h.%d.proj", l, N * C), k->mid = new_tensor("h.%d.mid", l, N * C);
+        k->ln2 = new_tensor("h.%d.ln2", l, N * C), k->fc = new_tensor("h.%d.fc", l, N * 4 * C);
+        k->gelu = new_tensor("h.%d.gelu", l, N * 4 * C), k->fcproj = new_tensor("h.%d.fcproj", l, N * C);
+        k->out = new_tensor("h.%d.out", l, N * C);
     }
     m.to_lnf = new_layer(w, "ln_f", 0, C, 1, 1, 0), m.to_logits.w = m.wte;
-    m.embedded = new_tensor(N * C), m.lnf = new_tensor(N * C), m.logits = new_tensor(N * V);
+    m.embedded = new_tensor("embedded", 0, N * C), m.lnf = new_tensor("lnf", 0, N * C);
+    m.logits = new_tensor("logits", 0, N * V);
     return m;
 }
 
@@ -423,28 +431,65 @@ static void sample(Model* m, const char* vocab) {
     putchar('\n');
 }
 
-int main(int argc, char** argv) {
-    int steps = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 1000;
-    const char *folder = argc > 2 ? argv[2] : NULL, *stories = "data/builtin";
-    char *vocab = read_file(folder ? folder : stories, "vocab.json"), *file = read_file(stories, "train.bin");
-    const uint16_t* data = (const uint16_t*)(file + 1024);  // behind a header of 256 int32
-    long tokens = (file_size - 1024) / 2;
-    Model m = new_model(folder);
-    int N = BATCH * m.T, *inputs = calloc((size_t)N, sizeof(int)), *targets = calloc((size_t)N, sizeof(int));
-    if (tokens <= m.T) die("too few tokens in", stories);
-    for (int step = 0; step < steps; step++) {
-        for (int n = 0; n < N; n++) {  // sequences in the order of the file; a target is the next token
-            long at = ((long)step * BATCH + n / m.T) % ((tokens - 1) / m.T) * m.T + n % m.T;
-            inputs[n] = data[at], targets[n] = data[at + 1];
-            if (inputs[n] >= m.V || targets[n] >= m.V) die("a token is outside the model's vocabulary in", stories);
-        }
-        for (Tensor* t = tensors; t < tensors + tensor_count; t++) memset(t->d, 0, (size_t)t->size * sizeof(float));
-        forward(&m, inputs, BATCH, m.T);
-        double loss = cross_entropy(m.logits, targets, N, m.V);
-        backward(&m, inputs, BATCH, m.T);
-        adamw(step + 1, learning_rate(step, steps));
-        printf("step %d/%d | loss %.8f\n", step + 1, steps, loss);
+// ---- A run. main() and the web page (dev/live) call start(), then step(), and text() and tensor() between two steps.
+static const char *folder, *stories = "data/builtin";  // folder: of the model to start from, or NULL
+static Model model;
+static char* vocabulary;
+static const uint16_t* data;  // the stories, as tokens
+static long data_size;
+static int *inputs, *targets, steps, steps_done;
+
+// Begin a run of `total` steps, which the learning rate follows, with random weights unless `folder` is set.
+void start(int seed, int L, int C, int NH, int total) {
+    char* file = read_file(stories, "train.bin");
+    data = (const uint16_t*)(file + 1024), data_size = (file_size - 1024) / 2;  // behind a header of 256 int32
+    vocabulary = read_file(folder ? folder : stories, "vocab.json");
+    random_state = seed ? (uint64_t)seed : 1, steps = total, steps_done = 0;
+    model = new_model(folder, L, C, NH);
+    inputs = calloc((size_t)(BATCH * model.T), sizeof(int)), targets = calloc((size_t)(BATCH * model.T), sizeof(int));
+    if (data_size <= model.T) die("too few tokens in", stories);
+}
+
+static void zero_derivatives(void) {
+    for (Tensor* t = tensors; t < tensors + tensor_count; t++) memset(t->d, 0, (size_t)t->size * sizeof(float));
+}
+
+// Train on the next batch. Returns its loss.
+double step(void) {
+    int T = model.T, N = BATCH * T;
+    for (int n = 0; n < N; n++) {  // sequences in the order of the file; a target is the next token
+        long at = ((long)steps_done * BATCH + n / T) % ((data_size - 1) / T) * T + n % T;
+        inputs[n] = data[at], targets[n] = data[at + 1];
+        if (inputs[n] >= model.V || targets[n] >= model.V) die("a token is outside the model's vocabulary in", stories);
     }
-    sample(&m, vocab);
+    zero_derivatives();
+    forward(&model, inputs, BATCH, T);
+    double loss = cross_entropy(model.logits, targets, N, model.V);
+    backward(&model, inputs, BATCH, T);
+    adamw(steps_done + 1, learning_rate(steps_done, steps));
+    steps_done++;
+    return loss;
+}
+
+// Print a story.
+void text(void) {
+    sample(&model, vocabulary);
+    fflush(stdout);
+}
+
+// The tensor of this name, NULL if there is none: a parameter is named as in model.safetensors, an activation as in
+// new_model(). What forward() and backward() computed last is in it.
+Tensor* tensor(const char* name) {
+    for (Tensor* t = tensors; t < tensors + tensor_count; t++)
+        if (strcmp(t->name, name) == 0) return t;
+    return NULL;
+}
+
+int main(int argc, char** argv) {
+    int total = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 1000;
+    folder = argc > 2 ? argv[2] : NULL;
+    start(1337, 2, 64, 8, total);
+    for (int i = 0; i < total; i++) printf("step %d/%d | loss %.8f\n", i + 1, total, step());
+    text();
     return 0;
 }

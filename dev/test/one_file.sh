@@ -48,7 +48,7 @@ if [ -n "$emulated" ]; then
     has_sample
 else
     source=$root/dev/ladder/gpt2_in_one_file.c
-    is_short 450 "$source"
+    is_short 500 "$source"
     "${CC:-cc}" -O2 "$source" -lm -o "$work/one_file" 2>"$work/stderr"
     verdict 'a C compiler and libm are enough, without a warning' "$(cat "$work/stderr")"
     why=$(trainer 4 L=3,C=48,NH=3,T=33 2e-3)
