@@ -272,6 +272,10 @@ static inline void safetensors_read_real(const SafeTensor* t, uint64_t first, si
         strcmp(t->dtype, "BF16") != 0)
         die(USAGE, "%s: tensor \"%s\": its dtype is %s, but F64, F32, F16 or BF16 is needed", t->file, t->name,
             t->dtype);
+    if (strcmp(t->dtype, safetensors_real_dtype()) == 0) {
+        safetensors_read_bytes(t, first * size, n * size, out);
+        return;
+    }
     char* bytes = (char*)xmalloc(SAFETENSORS_CHUNK * size);
     for (size_t done = 0; done < n; done += SAFETENSORS_CHUNK) {
         size_t m = min_size(n - done, SAFETENSORS_CHUNK);
