@@ -101,8 +101,8 @@ static inline Embedding embed_open(const MlmTextSettings* settings, const WordPi
 
 static inline int embed_compare(const void* left, const void* right) {
     const EmbedLine *a = (const EmbedLine*)left, *b = (const EmbedLine*)right;
-    if (a->ids.count != b->ids.count) return a->ids.count < b->ids.count ? 1 : -1;
-    return a->number - b->number;
+    int shorter = a->ids.count < b->ids.count, longer = a->ids.count > b->ids.count;
+    return shorter != longer ? shorter - longer : a->number - b->number;
 }
 
 // Read, tokenize and sort the lines of the next window.
@@ -141,52 +141,38 @@ static inline int embed_next(Embedding* e, MlmBatch* b) {
     return b->count > 0;
 }
 
-// The mean of each sequence's rows of x, or with POOL_CLS its first row. vectors [S, C], x [N, C], cu_seqlens [S + 1].
-// Sums in double. GPU: a thread per channel of a sequence; grid S x C / block.
+// Channel c of the vector of sequence s: the mean of its rows of x [N, C], or its first row. Sums in double.
+HOST_DEVICE static inline real embed_mean(const floatX* x, const int* cu_seqlens, int s, int c, int C, int pool) {
+    int begin = cu_seqlens[s], end = pool == POOL_CLS ? begin + 1 : cu_seqlens[s + 1];
+    double sum = 0;
+    for (int i = begin; i < end; i++) sum += (double)(float)x[(size_t)i * (size_t)C + (size_t)c];
+    return (real)(sum / (end - begin));
+}
+
+// vectors [S, C] of all sequences. GPU: a thread a channel; grid S x blocks of channels.
 #ifdef __CUDACC__
 static __global__ void embed_pool_kernel(real* vectors, const floatX* x, const int* cu_seqlens, int C, int pool) {
-    int c = (int)(blockIdx.y * blockDim.x + threadIdx.x), begin = cu_seqlens[blockIdx.x];
-    int end = pool == POOL_CLS ? begin + 1 : cu_seqlens[blockIdx.x + 1];
-    double sum = 0;
-    if (c >= C) return;
-    for (int i = begin; i < end; i++) sum += (double)to_float(x[(size_t)i * (size_t)C + (size_t)c]);
-    vectors[(size_t)blockIdx.x * (size_t)C + (size_t)c] = (real)(sum / (end - begin));
+    int s = (int)blockIdx.x, c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
+    if (c < C) vectors[(size_t)s * (size_t)C + (size_t)c] = embed_mean(x, cu_seqlens, s, c, C, pool);
 }
 #endif
 
 static inline void embed_pool(real* vectors, const floatX* x, const Sequences* s, int C, int pool, Context* ctx) {
-    Scope scope = scope_open(ctx, "embed_pool", (double)s->rows * C, (double)s->rows * C * sizeof(floatX),
-                             "N=%d S=%d C=%d", s->rows, s->count, C);
+    double n = (double)s->rows * C;
+    Scope scope = scope_open(ctx, "embed_pool", n, n * sizeof(floatX), "N=%d S=%d C=%d", s->rows, s->count, C);
 #ifdef __CUDACC__
     dim3 grid((unsigned)s->count, blocks_for((size_t)C, 256));
     embed_pool_kernel<<<grid, 256, 0, ctx->stream>>>(vectors, x, s->cu_seqlens, C, pool);
     cudaCheck(cudaGetLastError());
 #else
 #pragma omp parallel for schedule(static)
-    for (int i = 0; i < s->count * C; i++) {
-        int begin = s->cu_seqlens[i / C], end = pool == POOL_CLS ? begin + 1 : s->cu_seqlens[i / C + 1];
-        double sum = 0;
-        for (int row = begin; row < end; row++) sum += (double)x[(size_t)row * (size_t)C + (size_t)(i % C)];
-        vectors[i] = (real)(sum / (end - begin));
-    }
+    for (int i = 0; i < s->count * C; i++) vectors[i] = embed_mean(x, s->cu_seqlens, i / C, i % C, C, pool);
 #endif
     scope_close(&scope);
 }
 
-// Write the vectors of the window's lines.
-static inline void embed_put_window(Embedding* e) {
-    size_t n = (size_t)e->count * (size_t)e->C;
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(e->vectors[i]))
-            die(STOPPED_BY_NAN,
-                "--embed: the vector of line %zu is not finite; take an earlier checkpoint or another model",
-                e->lines + i / (size_t)e->C + 1);
-    embed_put(e, e->vectors, n * sizeof(float));
-    e->lines += (size_t)e->count;
-}
-
-// Take the vectors of the batch's sequences, and after the window's last batch write them. `x` [rows, C] on the device:
-// the sequences' last hidden states.
+// Take the vectors of the batch's sequences. Write the window's after its last batch. `x` [rows, C] on the device: the
+// sequences' last hidden states.
 static inline void embed_take(Embedding* e, const floatX* x, const Sequences* s, Context* ctx) {
     size_t C = (size_t)e->C, n = (size_t)s->count * C;
     real* vectors = (real*)device_scratch(ctx, n * sizeof(real));
@@ -198,7 +184,14 @@ static inline void embed_take(Embedding* e, const floatX* x, const Sequences* s,
         for (size_t c = 0; c < C; c++) to[c] = (float)view.values[(size_t)i * C + c];
     }
     host_view_close(&view);
-    if (e->next == e->count) embed_put_window(e);
+    if (e->next < e->count) return;
+    for (size_t i = 0; i < (size_t)e->count * C; i++)
+        if (!isfinite(e->vectors[i]))
+            die(STOPPED_BY_NAN,
+                "--embed: the vector of line %zu is not finite; take an earlier checkpoint or another model",
+                e->lines + i / C + 1);
+    embed_put(e, e->vectors, (size_t)e->count * C * sizeof(float));
+    e->lines += (size_t)e->count;
 }
 
 // Complete and report the file.

@@ -281,7 +281,8 @@ static inline void tensors_read_range(const char* path, const TensorTable* table
     char* used = (char*)xcalloc((size_t)file.count, 1);
     for (int p = 0; p < count; p++) {
         HostView view = host_view_open(parts[p].device, range.size, parts[p].type);
-        tensors_clear(view.values, range.size);
+#pragma omp parallel for schedule(static)
+        for (size_t k = 0; k < range.size; k++) view.values[k] = 0;
         for (int i = 0; i < table->count; i++) {
             Tensor in_file = table->tensors[i];
             const Tensor* t = &in_file;

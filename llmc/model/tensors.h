@@ -181,15 +181,11 @@ static inline void tensor_init(real* w, const TensorTable* table, int k, size_t 
     for (size_t i = 0; i < n; i++) w[i] = (real)(deviation > 0 ? deviation * rng_normal(key, first + i) : other);
 }
 
-// Set n elements to zero. One thread would need a second for a large model: the memory is new, and each page is a fault.
-static inline void tensors_clear(real* params, size_t n) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i++) params[i] = 0;
-}
-
 // Fill host parameters for training from scratch. Padding is zero.
 static inline void tensors_init(const TensorTable* table, real* params, TensorInit init) {
-    tensors_clear(params, table->elements);
+    // One thread would need seconds for zeros alone: the memory is new, and each page is a fault.
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < table->elements; i++) params[i] = 0;
     for (int k = 0; k < table->count; k++) {
         const Tensor* t = &table->tensors[k];
         tensor_init(params + t->offset, table, k, 0, (size_t)t->shape[0] * (size_t)t->shape[1], init);
