@@ -76,39 +76,33 @@ class Bert(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
 
-    def encode(self, tokens, types, mask=None):
+    def forward(self, tokens, types, masked_rows, masked_targets, next_labels, mask=None):
         x = self.word(tokens) + self.position.weight[: tokens.shape[1]] + self.token_type(types)
         x = F.dropout(self.ln(x), DROPOUT)
         for block in self.blocks:
             x = block(x, mask)
-        return x
-
-    def forward(self, tokens, types, masked_rows, masked_targets, next_labels):
-        x = self.encode(tokens, types)
+        next_logits = self.next(torch.tanh(self.pooler(x[:, 0])))
+        loss = F.cross_entropy(next_logits.float(), next_labels)
+        if masked_rows is None:
+            return loss
         masked = self.ln_t(F.gelu(self.transform(x.flatten(0, 1)[masked_rows])))
         logits = F.linear(masked, self.word.weight, self.decoder_bias)  # the head is the embedding
-        next_logits = self.next(torch.tanh(self.pooler(x[:, 0])))
-        return F.cross_entropy(logits.float(), masked_targets) + F.cross_entropy(next_logits.float(), next_labels)
-
-
-class Classifier(Bert):
-    def forward(self, tokens, mask, labels):
-        x = self.encode(tokens, torch.zeros_like(tokens), mask[:, None, None, :])
-        pooled = F.dropout(torch.tanh(self.pooler(x[:, 0])), DROPOUT)
-        return F.cross_entropy(self.next(pooled).float(), labels)
+        return F.cross_entropy(logits.float(), masked_targets) + loss
 
 
 def read_batches(a):
-    """Tokens, mask and labels of each batch."""
+    """Of --classify. The next-sentence head, which has two classes too, is the classifier."""
     from transformers import BertTokenizerFast
 
     rows = [line.rstrip("\n").split("\t") for line in open(a.classify, encoding="utf-8")]
     ids = BertTokenizerFast(a.vocab, do_lower_case=True)([text for _, text in rows])["input_ids"]
     for i in range(0, len(rows) - a.batch + 1, a.batch):
         tokens = nn.utils.rnn.pad_sequence([torch.tensor(x) for x in ids[i : i + a.batch]], batch_first=True).cuda()
-        mask = tokens > 0  # the id of [PAD] is 0
-        torch._dynamo.maybe_mark_dynamic(tokens, 1), torch._dynamo.maybe_mark_dynamic(mask, 1)
-        yield tokens, mask, torch.tensor([int(label) for label, _ in rows[i : i + a.batch]]).cuda()
+        types, mask = torch.zeros_like(tokens), (tokens > 0)[:, None, None, :]  # the id of [PAD] is 0
+        for x, dim in ((tokens, 1), (types, 1), (mask, 3)):
+            torch._dynamo.maybe_mark_dynamic(x, dim)
+        labels = torch.tensor([int(label) for label, _ in rows[i : i + a.batch]]).cuda()
+        yield tokens, types, None, None, labels, mask
 
 
 def make_batch(batch, seq_len, masked):
@@ -128,7 +122,7 @@ def main():
     a = options.parse_args()
     peer.begin()
     layers, heads, channels = SIZES[a.size]
-    model = (Classifier if a.classify else Bert)(layers, heads, channels).cuda()
+    model = Bert(layers, heads, channels).cuda()
     run, mode = peer.to_run(model, a)
     optimizer = peer.adamw(model, 0.01, lr=1e-4, betas=(0.9, 0.999), eps=1e-6)
     masked = round(MASKED * a.seq_len)

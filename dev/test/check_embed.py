@@ -67,9 +67,7 @@ def hidden_states(weights, tokens):
 
 def why_wrong(done, out, expected):
     """What the vectors differ in, or nothing."""
-    cut = len(expected) // len(LINES)
-    told = f"{len(expected)} vectors of 48 channels; {cut} line{'s were' if cut > 1 else ' was'} cut to 16 tokens"
-    if done.stderr or told not in done.stdout:
+    if done.stderr or f" {len(expected)} vectors of 48 channels; {len(expected) // 10} line" not in done.stdout:
         return done.stderr.strip() or done.stdout
     ours = np.load(out)
     if ours.dtype != np.float32 or ours.shape != expected.shape:
