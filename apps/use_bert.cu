@@ -39,11 +39,11 @@ static void embed(Trainer* t, const MlmTextSettings* s) {
     Run* r = &t->run;
     Model* m = &t->model;
     MlmSource* data = &t->data;
-    Embedding e = embed_open(s, &data->words, m->B, m->T, m->config.V, m->config.C);
+    Embedding e = embed_open(s, &data->words, m->T, m->config.V, m->config.C);
     while (embed_next(&e, &data->batches[0])) {
         MlmInput in = mlm_load(&data->loader, &data->batches[0], &r->ctx);
         forward_encoder(m, &in, &r->ctx);
-        embed_write(&e, &data->batches[0], input_of(m, m->config.L), &r->ctx);
+        embed_take(&e, input_of(m, m->config.L), &in.sequences, &r->ctx);
     }
     embed_close(&e);
 }
@@ -97,7 +97,7 @@ static void program_open(Program* p, int argc, char** argv) {
     if (explains) explain_mlm_without_next(&c.next, r);
     int T = run_sequence_length(r, c.T);
     if (explains) T = explain_mlm_open(&p->explanation, &p->explain, r, &t->data.words, c.V, T);
-    MlmRecipe recipe = {.max_predictions = explains ? p->explain.predictions : *p->text.fill ? T : 1, .pack = 1};
+    MlmRecipe recipe = embed_recipe(&p->text, T, explains ? p->explain.predictions : T);
     if (!has_text && !explains) recipe = mlm_settings_recipe(&t->mlm, T);
     plan_model(r, &t->model, &t->data, c, recipe, T, explains ? RECOMPUTE_NOTHING : FORWARD_ONLY);
     if (!has_text && !explains) mlm_run_open_data(r, &t->mlm, &t->data, c.V, T, bert_config_write_pretraining(&c));

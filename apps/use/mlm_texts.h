@@ -29,6 +29,7 @@ static inline int mlm_text_rows(MlmTextSettings* s, Flag* table, int count) {
          "Vector of a line. mean: the mean of all last hidden states, with [CLS] and [SEP]; cls: that of [CLS]."},
     };
     // clang-format on
+    settings_default(table, count, "--autotune", "0");  // it takes longer than most uses gain
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
 }
 

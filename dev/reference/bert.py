@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""A BERT pre-training step in PyTorch, to compare with ./train_bertcu.
+"""A BERT pre-training or fine-tuning step in PyTorch, to compare with ./train_bertcu and ./finetune_bertcu.
 
     python3 dev/reference/bert.py -b 256 -t 128 --size large
+    python3 dev/reference/bert.py -b 32 --size base --classify TRAIN.tsv --vocab MODEL/vocab.txt
 
 It runs what an experienced PyTorch user would: fp32 weights under bf16 autocast, torch.compile, scaled dot product
 attention, dropout 0.1 at all sites, a vocabulary padded to 30528, masked-token logits of the masked rows only. The
@@ -14,7 +15,12 @@ already on the GPU: no data loading, no log. Prints one line:
 ms is the median step by CUDA events. mfu counts, per token, 6 flops for each weight of the blocks and 12 C for each
 token it attends to, and the heads for the rows they are computed for, relative to 989.4 TFLOP/s, the dense bf16 peak of
 an H100 or H200. ./train_bertcu counts the same. --float8 needs torchao.
+
+--classify takes the file's lines, a label and a text, in batches padded to their longest line, with a mask, and
+compiles one step for all lengths. It needs transformers, for the tokens.
 """
+
+import itertools
 
 import torch
 from torch import nn
@@ -42,10 +48,10 @@ class Block(nn.Module):
         self.fc_proj = nn.Linear(4 * channels, channels)
         self.ln_2 = nn.LayerNorm(channels, eps=EPS)
 
-    def forward(self, x):
+    def forward(self, x, mask=None):
         B, T, C = x.shape
         q, k, v = (y.view(B, T, self.heads, -1).transpose(1, 2) for y in self.attn(x).split(C, dim=2))
-        heads = F.scaled_dot_product_attention(q, k, v, dropout_p=DROPOUT)
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=DROPOUT)
         branch = self.attn_proj(heads.transpose(1, 2).reshape(B, T, C))
         x = self.ln_1(x + F.dropout(branch, DROPOUT))
         return self.ln_2(x + F.dropout(self.fc_proj(F.gelu(self.fc(x))), DROPOUT))
@@ -70,15 +76,33 @@ class Bert(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
 
-    def forward(self, tokens, types, masked_rows, masked_targets, next_labels):
+    def forward(self, tokens, types, masked_rows, masked_targets, next_labels, mask=None):
         x = self.word(tokens) + self.position.weight[: tokens.shape[1]] + self.token_type(types)
         x = F.dropout(self.ln(x), DROPOUT)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, mask)
+        next_logits = self.next(torch.tanh(self.pooler(x[:, 0])))
+        loss = F.cross_entropy(next_logits.float(), next_labels)
+        if masked_rows is None:
+            return loss
         masked = self.ln_t(F.gelu(self.transform(x.flatten(0, 1)[masked_rows])))
         logits = F.linear(masked, self.word.weight, self.decoder_bias)  # the head is the embedding
-        next_logits = self.next(torch.tanh(self.pooler(x[:, 0])))
-        return F.cross_entropy(logits.float(), masked_targets) + F.cross_entropy(next_logits.float(), next_labels)
+        return F.cross_entropy(logits.float(), masked_targets) + loss
+
+
+def read_batches(a):
+    """Of --classify. The next-sentence head, which has two classes too, is the classifier."""
+    from transformers import BertTokenizerFast
+
+    rows = [line.rstrip("\n").split("\t") for line in open(a.classify, encoding="utf-8")]
+    ids = BertTokenizerFast(a.vocab, do_lower_case=True)([text for _, text in rows])["input_ids"]
+    for i in range(0, len(rows) - a.batch + 1, a.batch):
+        tokens = nn.utils.rnn.pad_sequence([torch.tensor(x) for x in ids[i : i + a.batch]], batch_first=True).cuda()
+        types, mask = torch.zeros_like(tokens), (tokens > 0)[:, None, None, :]  # the id of [PAD] is 0
+        for x, dim in ((tokens, 1), (types, 1), (mask, 3)):
+            torch._dynamo.maybe_mark_dynamic(x, dim)
+        labels = torch.tensor([int(label) for label, _ in rows[i : i + a.batch]]).cuda()
+        yield tokens, types, None, None, labels, mask
 
 
 def make_batch(batch, seq_len, masked):
@@ -92,15 +116,21 @@ def make_batch(batch, seq_len, masked):
 
 
 def main():
-    a = peer.options(__doc__, SIZES, batch=256, seq_len=128).parse_args()
+    options = peer.options(__doc__, SIZES, batch=256, seq_len=128)
+    options.add_argument("--classify", metavar="TSV", help="fine-tune a classifier on these lines")
+    options.add_argument("--vocab", help="of --classify: vocab.txt")
+    a = options.parse_args()
     peer.begin()
     layers, heads, channels = SIZES[a.size]
     model = Bert(layers, heads, channels).cuda()
     run, mode = peer.to_run(model, a)
     optimizer = peer.adamw(model, 0.01, lr=1e-4, betas=(0.9, 0.999), eps=1e-6)
     masked = round(MASKED * a.seq_len)
-    batch = make_batch(a.batch, a.seq_len, masked)
-    ms = peer.step_ms(lambda: run(*batch), model, optimizer, a.steps)
+    batches = list(read_batches(a)) if a.classify else [make_batch(a.batch, a.seq_len, masked)]
+    order = itertools.cycle(batches)
+    ms = peer.step_ms(lambda: run(*next(order)), model, optimizer, a.steps)
+    if a.classify:
+        return print(f"RESULT torch_bert_classify size={a.size} B={a.batch} mode={mode} ms={ms:.2f}", flush=True)
 
     sequences = a.batch / ms * 1e3
     blocks = layers * (6 * 12 * channels**2 * a.seq_len + 12 * channels * a.seq_len**2)

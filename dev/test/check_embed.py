@@ -4,7 +4,7 @@
     python3 dev/test/check_embed.py TRAIN_BERT USE_BERT        from the repository's root
 
 Lines of mixed lengths, an empty one, one that is too long and one that ends with CR, by both poolings, in batches of 1
-and of 5. The reference computes in double precision, one line at a time.
+and of 5, in one window and in two. The reference computes in double precision, one line at a time.
 """
 import math
 import os
@@ -67,7 +67,7 @@ def hidden_states(weights, tokens):
 
 def why_wrong(done, out, expected):
     """What the vectors differ in, or nothing."""
-    if done.stderr or "10 vectors of 48 channels; 1 line was cut to 16 tokens" not in done.stdout:
+    if done.stderr or f" {len(expected)} vectors of 48 channels; {len(expected) // 10} line" not in done.stdout:
         return done.stderr.strip() or done.stdout
     ours = np.load(out)
     if ours.dtype != np.float32 or ours.shape != expected.shape:
@@ -79,13 +79,13 @@ def why_wrong(done, out, expected):
 def main(trainer, program):
     with tempfile.TemporaryDirectory() as folder:
         weights = make_model(os.path.abspath(trainer), folder)
-        write(folder + "/texts", "\n".join(line for line, _ in LINES))  # the last line has no end
         states = [hidden_states(weights, tokens.split()) for _, tokens in LINES]
         for pool, expected in (("mean", [s.mean(0) for s in states]), ("cls", [s[0] for s in states])):
-            for batch in (1, 5):
+            for batch, times in ((1, 1), (5, 1), (5, 450)):  # a window holds 4,096 lines
+                write(folder + "/texts", "\n".join(line for line, _ in LINES * times))  # the last line has no end
                 flags, out = ["--embed", folder + "/texts", "--pool", pool, "-b", batch], f"{folder}/{pool}{batch}.npy"
                 done = run(os.path.abspath(program), "-e", folder, *flags, "--vectors", out)
-                verdict(f"--embed --pool {pool} -b {batch}", why_wrong(done, out, np.stack(expected)))
+                verdict(f"--embed --pool {pool} -b {batch}, {times} times", why_wrong(done, out, np.stack(expected * times)))
     finish()
 
 

@@ -122,7 +122,7 @@ static void test_streams(Tests* t) {
     tensors_add(&table, rows, 2, dims, -1);
     tensors_finish(&table);
     for (int i = 0; i < STREAMS; i++) {
-        tensors_init(&table, params[i / 2], 1 | (uint64_t)(i / 2) << 40, 1, 1);
+        tensors_init(&table, params[i / 2], (TensorInit){1, 1, 1 | (uint64_t)(i / 2) << 40});
         values[i] = params[i / 2] + table.tensors[i % 2].offset;
         for (int k = 0; k < i; k++) EXPECT(t, memcmp(values[i], values[k], N * sizeof(real)) != 0);
     }

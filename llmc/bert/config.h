@@ -124,7 +124,8 @@ static inline WeightRules bert_weight_rules(const BertConfig* c) {
     FileRules file = {.optional_prefix = "bert.", .ignored = ignored, .ignored_count = c->next ? 8 : 12};
     file.aliases = BERT_OLD_NAMES, file.alias_count = COUNT_OF(BERT_OLD_NAMES), file.preferred_count = 1;
     file.may_lack = may_lack, file.may_lack_count = 2;
-    WeightRules rules = {.std = c->init_range, .residual_std = c->init_range, .file = file};
+    file.init.std = file.init.residual_std = c->init_range;
+    WeightRules rules = {.file = file};
     // The word embedding is the first tensor. The padding token's row starts as zero.
     if (c->padding >= 0) rules.zero_count = (size_t)c->C;
     rules.zero_begin = (size_t)max_int(c->padding, 0) * (size_t)c->C;

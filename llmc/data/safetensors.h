@@ -242,10 +242,6 @@ static inline real real_from_f16(uint16_t bits) {
 
 // Convert n elements of a floating-point dtype at `in`, which may be unaligned.
 static inline void safetensors_convert(real* out, const char* in, size_t n, const char* dtype) {
-    if (strcmp(dtype, safetensors_real_dtype()) == 0) {
-        memcpy(out, in, n * sizeof(real));
-        return;
-    }
     int is_f16 = strcmp(dtype, "F16") == 0, is_bf16 = strcmp(dtype, "BF16") == 0, is_f32 = strcmp(dtype, "F32") == 0;
     for (size_t i = 0; i < n; i++) {
         uint16_t half;
@@ -272,6 +268,10 @@ static inline void safetensors_read_real(const SafeTensor* t, uint64_t first, si
         strcmp(t->dtype, "BF16") != 0)
         die(USAGE, "%s: tensor \"%s\": its dtype is %s, but F64, F32, F16 or BF16 is needed", t->file, t->name,
             t->dtype);
+    if (strcmp(t->dtype, safetensors_real_dtype()) == 0) {
+        safetensors_read_bytes(t, first * size, n * size, out);
+        return;
+    }
     char* bytes = (char*)xmalloc(SAFETENSORS_CHUNK * size);
     for (size_t done = 0; done < n; done += SAFETENSORS_CHUNK) {
         size_t m = min_size(n - done, SAFETENSORS_CHUNK);

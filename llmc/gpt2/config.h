@@ -66,7 +66,8 @@ static inline WeightRules gpt2_weight_rules(const Gpt2Config* c) {
     static const char* const ignored[] = {".attn.bias", ".attn.masked_bias", "lm_head.weight"};
     const double std = c->init_range;
     FileRules file = {.optional_prefix = "transformer.", .ignored = ignored, .ignored_count = 2 + c->tied};
-    return (WeightRules){.std = std, .residual_std = std / sqrt(2.0 * c->L), .file = file};
+    file.init.std = std, file.init.residual_std = std / sqrt(2.0 * c->L);
+    return (WeightRules){.file = file};
 }
 
 #endif

@@ -108,7 +108,7 @@ typedef struct {
 } TensorPart;
 
 // Deviations that are allowed in files of other programs: names without a prefix ("transformer."), tensors that are not
-// needed, older names, and missing tensors, which keep their current values.
+// needed, older names, and missing tensors, which get initial values.
 typedef struct {
     const char* optional_prefix;  // NULL: none
     const char* const* ignored;   // suffixes of names
@@ -118,6 +118,7 @@ typedef struct {
     int preferred_count;          // the first aliases, which are preferred if the file has both names
     const char* const* may_lack;  // prefixes of names
     int may_lack_count;
+    TensorInit init;             // of tensors that the file lacks
     const char* ignored_prefix;  // of names, which are not read even if the table has them; NULL: none
 } FileRules;
 
@@ -251,8 +252,8 @@ static inline void tensors_read_range(const char* path, const TensorTable* table
     char* used = (char*)xcalloc((size_t)file.count, 1);
     for (int p = 0; p < count; p++) {
         HostView view = host_view_open(parts[p].device, range.size, parts[p].type);
-        if (rules && rules->may_lack_count) host_view_read(ctx, &view);
-        else memset(view.values, 0, range.size * sizeof(real));
+#pragma omp parallel for schedule(static)
+        for (size_t k = 0; k < range.size; k++) view.values[k] = 0;
         for (int i = 0; i < table->count; i++) {
             Tensor in_file = table->tensors[i];
             const Tensor* t = &in_file;
@@ -260,8 +261,12 @@ static inline void tensors_read_range(const char* path, const TensorTable* table
             const SafeTensor* entry = tensors_file_entry(&file, parts[p].prefix, t, rules);
             uint64_t shape[2];
             int ndim = tensor_file_shape(t, shape);
+            size_t from = max_size(t->offset, range.begin);
+            size_t to = min_size(t->offset + tensor_elements(t), range.begin + range.size);
+            real* values = view.values + from - range.begin;
             if (!entry && tensors_may_lack(rules, t)) {
                 if (lacking) text_printf(lacking, "%s%s", lacking->length ? ", " : "", t->name);
+                if (from < to) tensor_init(values, table, i, from - t->offset, to - from, rules->init);
                 continue;
             }
             if (!entry)
@@ -274,11 +279,9 @@ static inline void tensors_read_range(const char* path, const TensorTable* table
                     entry->name, expected);
             }
             used[entry - file.tensors] = 1;
-            size_t from = t->offset > range.begin ? t->offset : range.begin;
-            size_t to = min_size(t->offset + tensor_elements(t), range.begin + range.size);
             if (from >= to) continue;
-            tensor_read(entry, t, from - t->offset, to - from, view.values + from - range.begin);
-            tensor_check_finite(entry, &parts[p], view.values + from - range.begin, to - from);
+            tensor_read(entry, t, from - t->offset, to - from, values);
+            tensor_check_finite(entry, &parts[p], values, to - from);
         }
         host_view_write(ctx, &view);
         host_view_close(&view);

@@ -164,24 +164,31 @@ static inline void tensors_bind(const TensorTable* table, void* base, size_t ele
     }
 }
 
-// Fill host parameters for training from scratch: normal weights with standard deviation `std` (`residual_std` for
-// projections into the residual stream), ones, zeros. Element i of a tensor depends on (seed, tensor, i) only.
-static inline void tensors_init(const TensorTable* table, real* params, uint64_t seed, double std,
-                                double residual_std) {
+// Initial values of new weights: normal with standard deviation `std` (`residual_std` for projections into the residual
+// stream), ones, zeros.
+typedef struct {
+    double std, residual_std;
+    uint64_t seed;
+} TensorInit;
+
+// Set n elements of the table's tensor k, from element `first` on. Element i depends on (seed, k, i) only.
+static inline void tensor_init(real* w, const TensorTable* table, int k, size_t first, size_t n, TensorInit init) {
+    const Tensor* t = &table->tensors[k];
+    uint64_t key = rng_stream(init.seed, (uint64_t)k, 0, SITE_INIT);
+    double deviation = t->init == INIT_NORMAL ? init.std : t->init == INIT_NORMAL_RESIDUAL ? init.residual_std : 0;
+    double other = t->init == INIT_ONE;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i++) w[i] = (real)(deviation > 0 ? deviation * rng_normal(key, first + i) : other);
+}
+
+// Fill host parameters for training from scratch. Padding is zero.
+static inline void tensors_init(const TensorTable* table, real* params, TensorInit init) {
+    // One thread would need seconds for zeros alone: the memory is new, and each page is a fault.
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < table->elements; i++) params[i] = 0;
     for (int k = 0; k < table->count; k++) {
         const Tensor* t = &table->tensors[k];
-        uint64_t key = rng_stream(seed, (uint64_t)k, 0, SITE_INIT);
-        double deviation = t->init == INIT_NORMAL ? std : t->init == INIT_NORMAL_RESIDUAL ? residual_std : 0;
-        int64_t n = (int64_t)t->shape[0] * t->shape[1];
-        int64_t end = (int64_t)((k + 1 < table->count ? t[1].offset : table->elements) - t->offset);  // with padding
-        real* w = params + t->offset;
-        // One thread would need seconds for zeros alone: the memory is new, and each page is a fault.
-#pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < end; i++)
-            w[i] = i >= n                ? (real)0
-                   : t->init == INIT_ONE ? (real)1
-                   : deviation == 0      ? (real)0
-                                         : (real)(deviation * rng_normal(key, (uint64_t)i));
+        tensor_init(params + t->offset, table, k, 0, (size_t)t->shape[0] * (size_t)t->shape[1], init);
     }
 }
 

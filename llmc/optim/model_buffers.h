@@ -16,9 +16,8 @@ typedef struct {
 
 // A new model's weights: random values, which a file's values may replace.
 typedef struct {
-    double std, residual_std;       // standard deviations (tensors_init())
     size_t zero_begin, zero_count;  // elements of the parameters that start as zero
-    FileRules file;
+    FileRules file;                 // and the standard deviations
 } WeightRules;
 
 typedef struct {
@@ -124,13 +123,15 @@ static inline void model_buffers_write(const ModelBuffers* b, const Optimizer* o
 static inline void model_buffers_init(const ModelBuffers* b, const Optimizer* o, const WeightRules* rules,
                                       uint64_t seed, Context* ctx) {
     HostView view = host_view_open(b->params, b->table.elements, VIEW_FLOATX);
-    tensors_init(&b->table, view.values, seed, rules->std, rules->residual_std);
+    TensorInit init = rules->file.init;
+    init.seed = seed;
+    tensors_init(&b->table, view.values, init);
     memset(view.values + rules->zero_begin, 0, rules->zero_count * sizeof(real));
     model_buffers_write(b, o, &view, ctx);
 }
 
 // Read the parameters from a model's file, and the master weights if there are any. Tensors that the file may lack by
-// `rules` keep their values and are reported.
+// `rules` get initial values and are reported.
 static inline void model_buffers_read(const ModelBuffers* b, const Optimizer* o, const char* path,
                                       const FileRules* rules, Context* ctx) {
     TensorPart part = {.prefix = "", .device = b->params, .type = VIEW_FLOATX};

@@ -270,10 +270,10 @@ static inline void run_init_model(Run* r, ModelBuffers* b, WeightRules rules) {
     int is_zero_out = r->settings.init == INIT_ZERO_OUT;
     if (is_zero_out && !r->start && r->weights && !r->settings.evaluate)
         die(USAGE, "--init zero-out is for a new model, but %s has weights; leave one out", r->weights);
-    if (is_zero_out) rules.residual_std = 0;
+    if (is_zero_out) rules.file.init.residual_std = 0;
+    rules.file.init.seed = (uint64_t)r->settings.seed;
     run_alloc(r, b);
-    if (!r->start && (!r->weights || rules.file.may_lack_count))
-        model_buffers_init(b, &r->optimizer, &rules, (uint64_t)r->settings.seed, &r->ctx);
+    if (!r->start && !r->weights) model_buffers_init(b, &r->optimizer, &rules, rules.file.init.seed, &r->ctx);
     if (!r->start && r->weights) model_buffers_read(b, &r->optimizer, r->weights, &rules.file, &r->ctx);
     run_share(r);
 }
