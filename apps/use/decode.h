@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(DECODE_THREADS)
     float *part = parts + (size_t)slot * gridDim.z * (HS + 2), sum = 0;
     if (i < HS) sum = decode_combine(of_team, TEAMS, STRIDE, i, &stats);
     if (i < HS && end > newest)
-        for (size_t from = C; from <= 2 * C; from += C) text[(size_t)newest * 3 * C + from + i] = row[from + i];
+        for (size_t from = 0; from < 3 * C; from += C) text[(size_t)newest * 3 * C + from + i] = row[from + i];
     if (count > 1) {
         float* of_block = part + blockIdx.z * (HS + 2);
         if (i < HS) of_block[i] = sum;
@@ -186,7 +186,7 @@ static inline void decode_copy(floatX* to, const floatX* from, size_t n, Context
 
 #else
 static inline int attention_decode_takes(int HS) { return HS > 0; }
-static inline int attention_decode_texts(int NH) { return INT_MAX / NH; }
+static inline int attention_decode_texts(int NH) { return INT32_MAX / NH; }
 static inline void decode_copy(floatX* to, const floatX* from, size_t n, Context* ctx) {
     (void)ctx;
     memcpy(to, from, n * sizeof *to);

@@ -28,8 +28,8 @@ typedef struct {
 
 enum {
     LINEAR_DECODE_THREADS = 256,
-    LINEAR_DECODE_LOADS = 8,   // vectors of weights that a lane has in flight
-    LINEAR_DECODE_BLOCKS = 2,  // of a multiprocessor
+    LINEAR_DECODE_LOADS = 4,   // vectors of weights that a lane has in flight
+    LINEAR_DECODE_BLOCKS = 3,  // of a multiprocessor
     LINEAR_DECODE_ROWS = 4,
     LINEAR_DECODE_BYTES = 48 << 10  // of a row of u
 };
