@@ -9,10 +9,7 @@
 #include "intrinsics.h"
 
 inline float ex2_approx(float x) { return exp2f(x); }
-
-#ifdef APPS_USE_DECODE_H
 inline void wait_for_earlier_kernels(void) {}
-#endif
 
 #ifdef LLMC_FP8_QUANTIZE_CUH
 inline float quantize_max(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }

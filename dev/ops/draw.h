@@ -7,7 +7,7 @@
 
 // kind 0: logits of a model; 1: whole numbers, of which many are equal; 2: all are equal. One row is not finite.
 static inline void draw_check(Harness* h, int V, int kind, Sampler s) {
-    enum { N = 5, BAD = 3, STEPS = 7 };
+    enum { N = 3, BAD = 1, STEPS = 4 };
     case_begin(h, "draw V=%d kind=%d temperature=%g top_k=%d top_p=%g", V, kind, s.temperature, s.top_k, s.top_p);
     int Vp = (int)round_up((size_t)V, 8), *ints = int_array(h, 5 * N), not_equal = 0, not_stepped = 0;
     Array logits = input(h, (size_t)(N * Vp), 2);
@@ -37,11 +37,11 @@ static inline void draw_check(Harness* h, int V, int kind, Sampler s) {
 static inline void test_draw(Harness* h) {
     static const Sampler SAMPLERS[] = {{0, 0, 0},     {1, 0, 0},     {0.7, 1, 0.9},  {0.8, 40, 0},
                                        {1, 0, 0.5}, {1.3, 7, 0.6}, {1, 0, 1e-9}, {0.9, 300, 0.99}};
-    static const int SIZES[] = {1, 5, 257, 1500, 50257};
+    static const int SIZES[] = {1, 5, 257, 1500, 20000};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
         for (size_t s = 0; s < COUNT_OF(SAMPLERS); s++)
             for (int kind = 0; kind < 3; kind++)
-                if (!case_is_left_out(h, SIZES[i])) draw_check(h, SIZES[i], kind, SAMPLERS[s]);
+                draw_check(h, SIZES[i], kind, SAMPLERS[s]);
 }
 
 #endif
