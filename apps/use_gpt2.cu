@@ -7,10 +7,23 @@
 #define OTHER_MAIN
 #include "train_gpt2.cu"
 
-#include "apps/use/decode.h"      // attention of one token
-#include "apps/use/explain_lm.h"  // --explain
-#include "apps/use/generate.h"    // --generate: prompts, sampling
+#include "apps/use/draw.h"           // the next tokens
+#include "apps/use/explain_lm.h"     // --explain
+#include "apps/use/generate.h"       // --generate: prompts, texts
+#include "apps/use/linear_decode.h"  // linear layers and attention of one token a text
 #include "apps/use/settings.h"
+
+// What the newest tokens of the texts need that are generated together.
+typedef struct {
+    int texts;             // of this group
+    floatX *stream, *qkv;  // of these tokens: the residual stream [texts, C], and [texts, 3C]
+    floatX* cache;         // [L, texts, T, 3C]; NULL: one text, whose cache is the layers' qkv
+    size_t bytes[2];       // of the memory at `stream`, and at `newest.key`
+    Newest newest;
+    Staging drawn;           // the memory at newest.drawn
+    Readback arrived[2];     // of these tokens
+    StepGraph graph;
+} Decoder;
 
 typedef struct {
     Trainer trainer;  // its run does not train
@@ -21,80 +34,144 @@ typedef struct {
 } Program;
 
 // ---------------------------------------------------------------------------------------------------------
-// Decode: the forward pass of one token. The keys and values of all tokens before it are in the layers' qkv, which
-// thus is the KV cache.
+// Decode: the forward pass of the newest token of each text. It multiplies in floatX, with --fp8 too.
 
-// forward_block() for the token at `position`.
-static void decode_block(Model* m, int l, int position, Context* ctx) {
+// Allocate for as many of the texts as fit.
+static void decoder_open(Decoder* d, Trainer* t, Generation* g) {
+    const Gpt2Config* c = &t->model.config;
+    Context* ctx = &t->run.ctx;
+    size_t row = 3 * (size_t)c->C, cache = (size_t)c->L * (size_t)t->model.T * row;
+    double fit = 0.9 * (double)device_memory_available() / (double)(cache * sizeof(floatX));
+    g->texts = max_int(min_int(min_int(g->texts, (int)fmin(fit, INT_MAX)), attention_decode_texts(c->NH)), 1);
+    size_t n = (size_t)g->texts;
+    memset(d, 0, sizeof *d);
+    d->bytes[0] = n * ((size_t)c->C + row + (n > 1 ? cache : 0)) * sizeof(floatX);
+    d->bytes[1] = n * (sizeof(uint64_t) + 3 * sizeof(int));
+    d->stream = (floatX*)device_alloc(ctx, d->bytes[0], "text generation");
+    d->qkv = d->stream + n * (size_t)c->C, d->cache = n > 1 ? d->qkv + n * row : NULL;
+    d->newest.key = (uint64_t*)device_alloc(ctx, d->bytes[1], "text generation");
+    d->newest.token = (int*)(d->newest.key + n);
+    d->newest.position = d->newest.token + n, d->newest.count = d->newest.position + n;
+    staging_open(&d->drawn, n * sizeof(int));
+    for (int i = 0; i < 2; i++) {
+        d->newest.drawn[i] = (int*)d->drawn.buffers[i];
+        readback_open(&d->arrived[i]);
+    }
+    step_graph_open(&d->graph, &t->run.settings, 1);
+}
+
+static void decoder_close(Decoder* d) {
+    step_graph_close(&d->graph);
+    for (int i = 0; i < 2; i++) readback_close(&d->arrived[i]);
+    staging_close(&d->drawn);
+    device_free(d->newest.key, d->bytes[1]);
+    device_free(d->stream, d->bytes[0]);
+}
+
+static floatX* decoder_cache(const Decoder* d, const Model* m, int l) {
+    size_t text = (size_t)m->T * 3 * (size_t)m->config.C;
+    return d->cache ? d->cache + (size_t)(l * d->texts) * text : m->a.h[l].qkv;
+}
+
+// forward_block(), in place on the residual stream.
+static void decode_block(Model* m, Decoder* d, int l, Context* ctx) {
     const Gpt2Config* c = &m->config;
     const BlockParams* p = &m->p.h[l];
     const BlockActs* a = &m->a.h[l];
-    int last = l + 1 == c->L, C = c->C;
-    floatX* qkv = a->qkv + (size_t)position * 3 * (size_t)C;
-    Operand next = last ? (Operand){.v = m->a.lnf, .q = NULL} : a[1].ln1;
-    LayerNormStats next_stats = last ? m->a.lnf_stats : a[1].ln1_stats;
-    LayerNorm next_norm = last ? m->p.lnf : p[1].ln1;
-    ResidualBranch attention = {.r = a->mid, .dropout = dropout_none(NULL)};
-    ResidualBranch mlp = {.r = a->out, .dropout = dropout_none(NULL)};
-    Rows rows = {.N = 1, .C = C};
+    int N = d->texts, C = c->C;
+    LinearFusion norm = {.norm = p->ln1, .u = a->ln1.v, .stats = a->ln1_stats, .eps = (real)c->eps};
+    LinearFusion gelu = {.norm = p->ln2, .u = a->ln2.v, .pre = a->fc_pre, .stats = a->ln2_stats};
+    LinearFusion add = {.mode = ADD};
+    gelu.gelu = c->gelu, gelu.eps = (real)c->eps;
 
     scope_at(ctx, FORWARD, l);
-    linear_forward(qkv, a->ln1, p->qkv, 1, C, 3 * C, ctx);
-    attention_decode(a->att.v, a->qkv, position, c->NH, C / c->NH, ctx);
-    operand_fill(a->att, 1, C, ctx);
-    linear_forward(a->mid, a->att, p->attproj, 1, C, C, ctx);
-    residual_layernorm_forward(a->ln2, attention, a->ln2_stats, residual_into(m, l), p->ln2, rows, (real)c->eps, ctx);
-    linear_gelu_forward(a->fc, (GeluInput){a->fc_pre, c->gelu}, a->ln2, p->fc, (LinearSize){1, C, c->F}, ctx);
-    linear_forward(a->out, a->fc, p->fcproj, 1, c->F, C, ctx);
-    residual_layernorm_forward(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
+    linear_decode(d->qkv, d->stream, p->qkv, (LinearSize){N, C, 3 * C}, norm, ctx);
+    attention_decode(a->att.v, decoder_cache(d, m, l), d->qkv, d->newest.position,
+                     (DecodeShape){N, m->T, c->NH, C / c->NH}, ctx);
+    linear_decode(d->stream, a->att.v, p->attproj, (LinearSize){N, C, C}, add, ctx);
+    linear_decode(a->fc.v, d->stream, p->fc, (LinearSize){N, C, c->F}, gelu, ctx);
+    linear_decode(d->stream, a->fc.v, p->fcproj, (LinearSize){N, c->F, C}, add, ctx);
 }
 
-// forward() for one token, at `position`. Its final layernorm is the first row of m->a.lnf.
-static void decode(Model* m, int position, const Batch* b, Context* ctx) {
-    const Gpt2Config* c = &m->config;
-    const BlockActs* first = &m->a.h[0];
+// forward() for the newest tokens.
+static void decode(Model* m, Decoder* d, Context* ctx) {
+    Sequences s = {.rows = d->texts, .count = d->texts, .max_length = 1, .position = d->newest.position};
     Embeddings tables = {.word = m->p.wte, .position = m->p.wpe};
-    EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = &b->s};
+    EmbeddingInputs in = {.tokens = d->newest.token, .types = NULL, .s = &s};
     scope_at(ctx, FORWARD, -1);
-    embedding_forward(m->a.embedded, in, tables, m->buffers.step.embedding, dropout_none(&b->s), ctx);
-    layernorm_forward(first->ln1.v, first->ln1_stats, m->a.embedded, m->p.h[0].ln1, (Rows){.N = 1, .C = c->C},
-                      (real)c->eps, ctx);
-    operand_fill(first->ln1, 1, c->C, ctx);
-    for (int l = 0; l < c->L; l++) decode_block(m, l, position, ctx);
+    embedding_forward(d->stream, in, tables, m->buffers.step.embedding, dropout_none(&s), ctx);
+    for (int l = 0; l < m->config.L; l++) decode_block(m, d, l, ctx);
     scope_at(ctx, FORWARD, -1);
 }
 
-// Compute the logits of the token after a window into the first row of m->a.logits. If the keys and values of all
-// tokens but the last are cached from the previous call, only the last token is computed.
-static void predict_next(Model* m, LmData* data, Window w, Context* ctx) {
-    int rows = w.count - w.past_len;
-    CHECK(w.past_len == 0 || rows == 1);
-    Batch b = lm_data_text(data, w.tokens + w.past_len, rows, w.past_len, ctx);
-    if (w.past_len) decode(m, w.past_len, &b, ctx);
-    else forward(m, &b, ctx);
-    forward_head(m, m->a.lnf + (size_t)(rows - 1) * (size_t)m->config.C, 1, ctx);
+// Compute windows of `rows` tokens from the start: keys, values and the residual stream of the last token. Texts that
+// have only the prompt share one pass.
+static void prefill(Trainer* t, Decoder* d, const Generation* g, int rows) {
+    Model* m = &t->model;
+    Context* ctx = &t->run.ctx;
+    size_t N = (size_t)g->texts, C = (size_t)m->config.C;
+    int position[GENERATION_TEXTS], count[GENERATION_TEXTS];
+    for (size_t n = 0; n < N; n++) {
+        Batch b;
+        if (n == 0 || g->count > g->prompt) {
+            b = lm_data_text(&t->data, generation_text(g, (int)n) + g->begin, rows, 0, ctx);
+            forward(m, &b, ctx);
+        }
+        decode_copy(d->stream + n * C, residual_into(m, m->config.L) + (size_t)(rows - 1) * C, C, ctx);
+        for (int l = 0; l < m->config.L && d->cache; l++)
+            decode_copy(decoder_cache(d, m, l) + n * (size_t)m->T * 3 * C, m->a.h[l].qkv, (size_t)rows * 3 * C, ctx);
+        position[n] = rows - 1, count[n] = g->count;
+    }
+    device_upload(ctx, d->newest.position, position, N * sizeof *position);
+    device_upload(ctx, d->newest.count, count, N * sizeof *count);
+    device_upload(ctx, d->newest.key, g->key, N * sizeof *g->key);
+    device_synchronize(ctx);
+    step_graph_restart(&d->graph);  // scratch may have grown
+}
+
+// Launch the pass that draws token number `count` of each text. `decodes`: the token before it is not computed yet.
+static void launch_draw(Trainer* t, Decoder* d, const Generation* g, int count, int decodes) {
+    Model* m = &t->model;
+    Context* ctx = &t->run.ctx;
+    LinearSize head = {d->texts, m->config.C, m->Vp};
+    LinearFusion norm = {.norm = m->p.lnf, .u = m->a.lnf, .stats = m->a.lnf_stats, .eps = (real)m->config.eps};
+    group_begin_work(&t->run.group);
+    if (!decodes || !step_graph_repeat(&d->graph, ctx)) {
+        if (decodes) step_graph_begin(&d->graph, 0, 0, ctx), decode(m, d, ctx);
+        linear_decode(m->a.logits, d->stream, m->p.head, head, norm, ctx);
+        draw(d->newest, m->a.logits, d->texts, g->V, m->Vp, g->sampler, ctx);
+        if (decodes) step_graph_end(&d->graph, ctx), d->graph.steps++;
+    }
+    readback_record(ctx, &d->arrived[count % 2]);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // What the program can do
 
-// --generate: print the texts and the speed. A signal ends a text early.
+// --generate: print the texts and the speed. A signal ends them early. The host reads tokens while the device computes
+// the next ones.
 static void generate(Trainer* t, Generation* g, const GenerateSettings* s) {
     Run* r = &t->run;
-    Model* m = &t->model;
+    Decoder d;
     double start = now_seconds();
-    HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
-    for (int number = 0; number < s->samples && !stop_signal; number++) {
-        generation_begin(g, r, number);
-        for (int i = 0; i < s->generate && !stop_signal && !g->is_over; i++) {
-            group_begin_work(&r->group);
-            predict_next(m, &t->data, generation_window(g), &r->ctx);
-            host_view_read(&r->ctx, &logits);
-            generation_draw(g, logits.values);
+    decoder_open(&d, t, g);
+    for (int number = 0, most = g->texts; number < s->samples && !stop_signal; number += g->texts) {
+        generation_begin(g, r, number, min_int(most, s->samples - number));
+        d.texts = g->texts;
+        while (g->going && g->count < g->room && !stop_signal) {
+            int rows = generation_window(g), first = g->count, launched = first, more;
+            int end = min_int(g->room, g->can_cache ? g->begin + g->T + 1 : first + 1);
+            prefill(t, &d, g, rows);
+            while ((more = launched < end && g->going && !stop_signal) || g->count < launched) {
+                if (more) launch_draw(t, &d, g, launched, launched > first), launched++;
+                if (more && launched <= g->count + READBACK_LAG) continue;
+                readback_wait(&d.arrived[g->count % 2]);
+                generation_append(g, d.newest.drawn[g->count % 2]);
+            }
         }
         generation_print(g, r, number);
     }
-    host_view_close(&logits);
+    decoder_close(&d);
     generation_print_speed(g, r, now_seconds() - start);
 }
 
