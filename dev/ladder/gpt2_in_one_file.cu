@@ -283,26 +283,27 @@ static void linear_backward(Tensor y, Tensor x, Layer p, int N, int IC, int OC) 
     matmul(x.d, p.w.v, y.d, NULL, NULL, {BACKWARD_INPUT, N, IC, OC, CUBLASLT_EPILOGUE_DEFAULT});
 }
 
-// The residual connection and the layernorm of its sum: x = before + branch; y = u w + b, where u = (x - mean) rstd.
-// With tokens it is the embedding's: x[n] = before[token of n] + branch[position of n]. A warp takes a row.
+// Row n of the residual connection: row n of `before` + row n of `branch`. With tokens, those of the embeddings: row
+// tokens[n] of wte + row n % T of wpe.
+typedef struct {
+    const floatX *before, *branch;
+    const int* tokens;
+    int T;
+} Addends;
+
+// x = the sum of its addends; y = u w + b, where u = (x - mean) rstd. A warp takes a row.
 enum { ROW_WARPS = 4 };
-static __global__ void layernorm_forward_kernel(floatX* y, float2* rows, floatX* x, const int* tokens, int T,
-                                                const floatX* before, const floatX* branch, const floatX* w,
-                                                const floatX* b, int N, int C) {
+static __global__ void layernorm_forward_kernel(Tensor y, Tensor x, Addends of, Layer p, int N, int C) {
     extern __shared__ int4 kept_rows[];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = blockIdx.x * ROW_WARPS + warp;
     floatX* row = (floatX*)kept_rows + warp * C;  // a thread reads only what it has written itself
     float sum = 0, square = 0, f[W], more[W], weight[W], bias[W];
     if (n >= N) return;
-    x += (size_t)n * C, y += (size_t)n * C;
-    before += (size_t)(tokens ? tokens[n] : n) * C, branch += (size_t)(tokens ? n % T : n) * C;
+    of.before += (size_t)(of.tokens ? of.tokens[n] : n) * C, of.branch += (size_t)(of.tokens ? n % of.T : n) * C;
     for (int c = lane * W; c < C; c += 32 * W) {
-        load(f, before + c), load(more, branch + c);
-        for (int i = 0; i < W; i++) {
-            f[i] = to_float(rounded(f[i] + more[i]));
-            sum += f[i];
-        }
-        store(x + c, f), store(row + c, f);
+        load(f, of.before + c), load(more, of.branch + c);
+        for (int i = 0; i < W; i++) f[i] = to_float(rounded(f[i] + more[i])), sum += f[i];
+        store(x.v + (size_t)n * C + c, f), store(row + c, f);
     }
     float mean = sum_lanes(sum, 1, 32) / C;
     for (int c = lane * W; c < C; c += 32 * W) {
@@ -310,32 +311,30 @@ static __global__ void layernorm_forward_kernel(floatX* y, float2* rows, floatX*
         for (int i = 0; i < W; i++) square += (f[i] - mean) * (f[i] - mean);
     }
     float rstd = rsqrtf(sum_lanes(square, 1, 32) / C + (float)NORM_EPS);
-    if (lane == 0) rows[n] = make_float2(mean, rstd);
+    if (lane == 0) y.rows[n] = make_float2(mean, rstd);
     for (int c = lane * W; c < C; c += 32 * W) {
-        load(f, row + c), load(weight, w + c), load(bias, b + c);
+        load(f, row + c), load(weight, p.w.v + c), load(bias, p.b.v + c);
         for (int i = 0; i < W; i++) f[i] = (f[i] - mean) * rstd * weight[i] + bias[i];
-        store(y + c, f);
+        store(y.v + (size_t)n * C + c, f);
     }
 }
 
-static void residual_layernorm_forward(Tensor y, Tensor x, const floatX* before, const floatX* branch, Layer p, int N,
-                                       int C, const int* tokens = NULL, int T = 0) {
+static void residual_layernorm_forward(Tensor y, Tensor x, Addends of, Layer p, int N, int C) {
     Range range(__func__);
-    layernorm_forward_kernel<<<blocks_for(N, ROW_WARPS), ROW_WARPS * 32, ROW_WARPS * C * sizeof(floatX)>>>(
-        y.v, y.rows, x.v, tokens, T, before, branch, p.w.v, p.b.v, N, C);
+    size_t bytes = ROW_WARPS * C * sizeof(floatX);
+    layernorm_forward_kernel<<<blocks_for(N, ROW_WARPS), ROW_WARPS * 32, bytes>>>(y, x, of, p, N, C);
 }
 
 // With e = dy w, the derivative in u: dx += rstd (e - average(e) - u average(e u)). The averages are there because
 // every x of the row moves its mean and its standard deviation. A warp takes a row, which it reads twice.
-static __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, const floatX* x, const float2* rows,
-                                                 const floatX* w, int N, int C) {
+static __global__ void layernorm_backward_kernel(Tensor y, Tensor x, Layer p, int N, int C) {
     int lane = threadIdx.x % 32, n = blockIdx.x * ROW_WARPS + threadIdx.x / 32;
     float e_sum = 0, eu_sum = 0, d[W], f[W], weight[W], before[W];
     if (n >= N) return;
-    float2 row = rows[n];
-    dx += (size_t)n * C, dy += (size_t)n * C, x += (size_t)n * C;
+    float2 row = y.rows[n];
+    y.d += (size_t)n * C, x.v += (size_t)n * C, x.d += (size_t)n * C;
     for (int c = lane * W; c < C; c += 32 * W) {
-        load(d, dy + c), load(f, x + c), load(weight, w + c);
+        load(d, y.d + c), load(f, x.v + c), load(weight, p.w.v + c);
         for (int i = 0; i < W; i++) {
             e_sum += d[i] * weight[i];
             eu_sum += d[i] * weight[i] * (f[i] - row.x) * row.y;
@@ -343,9 +342,9 @@ static __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, c
     }
     e_sum = sum_lanes(e_sum, 1, 32) / C, eu_sum = sum_lanes(eu_sum, 1, 32) / C;
     for (int c = lane * W; c < C; c += 32 * W) {
-        load(d, dy + c), load(f, x + c), load(weight, w + c), load(before, dx + c);
+        load(d, y.d + c), load(f, x.v + c), load(weight, p.w.v + c), load(before, x.d + c);
         for (int i = 0; i < W; i++) before[i] += row.y * (d[i] * weight[i] - e_sum - (f[i] - row.x) * row.y * eu_sum);
-        store(dx + c, before);
+        store(x.d + c, before);
     }
 }
 
@@ -353,7 +352,7 @@ static __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, c
 static void layernorm_backward(Tensor y, Tensor x, Layer p, int N, int C) {
     Range range(__func__);
     column_sums_kernel<LAYERNORM><<<C / (2 * W), column_threads(N)>>>(p.b.d, p.w.d, y.d, x.v, y.rows, N, C);
-    layernorm_backward_kernel<<<blocks_for(N, ROW_WARPS), ROW_WARPS * 32>>>(x.d, y.d, x.v, y.rows, p.w.v, N, C);
+    layernorm_backward_kernel<<<blocks_for(N, ROW_WARPS), ROW_WARPS * 32>>>(y, x, p, N, C);
 }
 
 // ---- Attention. A row of qkv [N, 3C] holds queries, keys and values; C channels are NH heads of HS. A query sees the
@@ -728,16 +727,16 @@ static void forward(Model* m, const int* tokens, int B, int T) {
     Range range(__func__);
     int N = B * T, C = m->C;
     Tensor x = m->embedded;  // the residual stream
-    residual_layernorm_forward(m->block[0].ln1, x, m->wte.v, m->wpe.v, m->block[0].to_ln1, N, C, tokens, T);
+    residual_layernorm_forward(m->block[0].ln1, x, {m->wte.v, m->wpe.v, tokens, T}, m->block[0].to_ln1, N, C);
     for (int l = 0; l < m->L; l++) {
         Block* k = &m->block[l];
         linear_forward(k->qkv, k->ln1, k->to_qkv, N, C, 3 * C);
         attention_forward(k->att, k->qkv, B, T, m->NH);
         linear_forward(k->proj, k->att, k->to_proj, N, C, C);
-        residual_layernorm_forward(k->ln2, k->mid, x.v, k->proj.v, k->to_ln2, N, C);
+        residual_layernorm_forward(k->ln2, k->mid, {x.v, k->proj.v, NULL, 0}, k->to_ln2, N, C);
         linear_gelu_forward(k->gelu, k->fc, k->ln2, k->to_fc, N, C, 4 * C);
         linear_forward(k->fcproj, k->gelu, k->to_fcproj, N, 4 * C, C);
-        residual_layernorm_forward(k[1].ln1, k->out, k->mid.v, k->fcproj.v, k[1].to_ln1, N, C);
+        residual_layernorm_forward(k[1].ln1, k->out, {k->mid.v, k->fcproj.v, NULL, 0}, k[1].to_ln1, N, C);
         x = k->out;
     }
     linear_forward(m->logits, m->lnf, m->to_logits, N, C, m->Vp);
