@@ -9,7 +9,7 @@ compare training with PyTorch, run the sanitizers and the profiler, and benchmar
     bert     train_bertcu end to end and compared      tasks    finetune_bertcu end to end and compared
     bench bert_bench    speed, compared with PyTorch   graph    --graph: equal bits, and the time of small steps
     san      the ops under compute-sanitizer           tools    our NVTX ranges in ncu
-    flags    the effect of every flag
+    flags    the effect of every flag                      one_file GPT-2 in one CUDA file against train_gpt2cu
     fp8      --fp8: its tests; the same bits again and resumed, also on several GPUs; losses; speed and energy
     older    code for GPUs of compute capability 7.5, 8.6 and 8.9, from PTX, with the kernels chosen there
     profile  profiles of published set-ups; --profile compared with ncu and a plain listing of kernels
@@ -40,7 +40,7 @@ import subprocess
 import sys
 import time
 
-PARTS = "build ops e2e train bert tasks graph san tools profile bench bert_bench"
+PARTS = "build ops e2e train bert tasks graph san tools one_file profile bench bert_bench"
 AT_ONCE = {"build": 3, "ops": 3, "san": 8, "older": 8}  # commands beside each other; 2 in other parts
 
 # Before each command. The trainers expand globs. Losses are compared on the test corpus, because the built-in corpus changes.
@@ -157,6 +157,21 @@ tools r=forward,backward | ncu_@r | ncu --nvtx --nvtx-include "step 2/@r/layer 2
     $tiny $quiet -o "" &&
     awk -F, '$2 == "@r" && $3 == 2 {print $6}' $OUT/profile_tiny/profile/kernels.csv|ours >$OUT/@r.txt &&
     grep attention_@r $OUT/@r.txt && grep '^"[0-9]' $OUT/ncu_@r.csv|ours|diff $OUT/@r.txt -
+
+# GPT-2 in one CUDA file (dev/ladder): the losses of 20 steps from the same weights on the same batches, and the speed.
+one_file: small="-i $text -b 4 -x 20" rest="--shuffle 0 -u 2 -q 0.05 -c 0.1 -l"
+one_file: one() { mkdir -p $OUT/$2 && build/$1/gpt2_in_one_filecu "${@:3}" >$OUT/$2/text && tail -n 2 $OUT/$2/text &&
+    sed -nE 's/^step .* loss (.*)/{"loss": \1}/p; s,^([0-9]+) tokens/s.*,{"tok_s": \1},p' $OUT/$2/text >$OUT/$2/log.jsonl; }
+one_file p=bf16,fp32 | build_one_file_@p | make -s -j 2 PRECISION=@p build/@p/{gpt2_in_one_filecu,train_gpt2cu}
+one_file | run one_start | keep one_start ./train_gpt2cu $small -e L=4,C=256,NH=4,V=257,T=200 -l 2e-3
+one_file p=bf16,fp32 | run trainer_@p | train trainer_@p build/@p/train_gpt2cu $small -e $OUT/one_start $rest 5e-4
+one_file p=bf16,fp32 | run one_file_@p | one @p one_file_@p 20 $OUT/one_start 4 $text 5e-4
+one_file | losses of one file, bf16 | | near one_file_bf16 trainer_bf16 6e-3
+one_file | losses of one file, fp32 | | near one_file_fp32 trainer_fp32 3e-5
+one_file | run one_d12 | keep one_d12 ./train_gpt2cu -i $data -e L=12,C=768,NH=12,V=50257,T=1024 -b 64 -x 1
+one_file | run trainer_d12 | train trainer_d12 ./train_gpt2cu -i $data -e $OUT/one_d12 -b 64 -x 40 $rest 5e-5
+one_file | run one_file_d12 | one bf16 one_file_d12 40 $OUT/one_d12 64 $(compgen -G "$data"|head -n 1) 5e-5
+one_file | speed of one file | | last one_file_d12 trainer_d12 tok_s 20 0.55
 
 bench: d12="-e d12 -b 64" d24="-e d24 -b 32" d36="-e d36 -b 16" d48="-e d48 -b 16"
 bench | bench_ops | build/bf16/opscu bench | shows ^RESULT|GFLOP|GB/s

@@ -1,15 +1,12 @@
 /* GPT-2 in one file, on a GPU: tokens in, forward pass, loss, backward pass, AdamW, a sample out. CUDA and cuBLASLt
  * only. It is the rung above gpt2_in_one_file.c: the same model, and the same functions in the same order. Lay the two
- * files side by side. What makes this one fast:
+ * files side by side. What makes this one fast: matmuls on tensor cores in bf16, with biases and GELU applied before
+ * the result is written; attention that never writes its probabilities to memory; all else is limited by memory, so
+ * ops that read the same values are one kernel.
  *
- *     matmuls on tensor cores in bf16, with biases and GELU applied before the result is written
- *     attention that never writes its probabilities to memory
- *     all else is limited by memory, so that ops which read the same values are one kernel
- *
+ * 20 steps in batches of 64 sequences, from a model that ./train_gpt2cu wrote to out/start; 6e-4: the learning rate:
  *     nvcc -std=c++17 -O3 -arch=sm_90 dev/ladder/gpt2_in_one_file.cu -o build/gpt2cu -lcublasLt
- *     build/gpt2cu                               1000 steps on data/builtin/train.bin, which `make` generates; a story
- *     build/gpt2cu 20 out/start                  20 steps from a model that ./train_gpt2cu wrote to out/start
- *     build/gpt2cu 20 out/start 64 my.bin 6e-4   in batches of 64 sequences of another shard, at another learning rate
+ *     build/gpt2cu 20 out/start 64 data/builtin/train.bin 6e-4
  *
  * B sequences of T tokens each are N = B * T rows. V vocabulary size, Vp: padded to a multiple of 128, L layers, NH
  * heads of HS = 64 channels, C = NH * HS. A row of N and then a channel: element (n, c) of a tensor [N, C] is
@@ -25,10 +22,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BATCH = 4, WARMUP = 10, SAMPLE_TOKENS = 63 };  // warm-up: the first tenth of the steps
+enum { WARMUP = 10, SAMPLE_TOKENS = 63 };  // warm-up: the first tenth of the steps
 static const double FINAL_LR = 0.05, BETA1 = 0.9, BETA2 = 0.95, EPS = 1e-8;
 static const double WEIGHT_DECAY = 0.1, MAX_NORM = 1.0, NORM_EPS = 1e-5, PI = 3.14159265358979;
-static double peak_learning_rate = 2e-3;
 
 static void die(const char* message, const char* what) {
     fprintf(stderr, "error: %s %s\n", message, what);
@@ -50,6 +46,7 @@ struct Range {
 };
 
 // ---- What all kernels use. A thread reads and writes 16 bytes at a time: W elements.
+static const float LOG2_E = 1.44269504f;
 __host__ __device__ inline float to_float(float x) { return x; }
 __host__ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 #ifdef PRECISION_FP32
@@ -84,8 +81,6 @@ __device__ inline float max_lanes(float x, int lanes) {  // likewise, from 1
     return x;
 }
 
-static const float LOG2_E = 1.44269504f;
-
 __device__ inline float ex2_approx(float x) {  // 2^x
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -112,7 +107,7 @@ typedef struct {
 } Layer;
 
 enum { PIECE = 1024 };  // every parameter begins at a multiple of it, and zeros follow it
-static struct {
+static struct Params {
     floatX* v;                          // master, rounded
     float *d, *master, *mean, *square;  // of AdamW: running means of the derivative and of its square
     char* decays;                       // [size / PIECE]
@@ -126,10 +121,9 @@ template <typename T> static T* zeros(size_t n) {
     return x;
 }
 
-// ---- Sums of columns: the derivatives of biases, and of a layernorm's parameters
+// ---- GELU, and sums of columns: the derivatives of biases, and of a layernorm's parameters
 // y = x / 2 (1 + tanh(k (x + 0.044715 x^3))), k = sqrt(2 / pi): nearly x for large x, nearly 0 for negative x
 static const float GELU_K = 0.79788456f;
-
 __device__ inline float gelu_tanh(float x) {  // tanh(z) = 1 - 2 / (1 + e^(2 z))
     float z = GELU_K * (x + 0.044715f * x * x * x);
     return 1 - __fdividef(2, 1 + ex2_approx(2 * LOG2_E * z));
@@ -143,7 +137,6 @@ __device__ inline float gelu_derivative(float x) {
 // db [OC] = the sums of the columns of dy [N, OC]. With GELU, dy is first multiplied by the derivative at x, in place.
 // With LAYERNORM also dw [OC] = the sums of dy u (layernorm below). A block takes 2 W columns, two threads a row.
 enum { PLAIN, GELU, LAYERNORM };
-
 template <int KIND>
 __global__ void __launch_bounds__(1024)
     column_sums_kernel(float* db, float* dw, floatX* dy, const floatX* x, const float2* rows, int N, int OC) {
@@ -181,8 +174,8 @@ static int column_threads(int N) { return N < 512 ? (2 * N + 31) / 32 * 32 : 102
 // ---- The ops. A forward function reads values and writes y.v. Its backward function takes the same arguments, reads
 // y.d, and sets the derivatives of what the forward function read; where it adds to them, it says so.
 
-// A batch. Its rows by token: rows order[first[i]] to order[first[i + 1] - 1] have the same one. So the derivative of a
-// row of wte is one sum in one order, and a run gives the same bits again. Sorted on the CPU: next_batch().
+// A batch, sorted by next_batch(): rows order[first[i]] to order[first[i + 1] - 1] have one token. So the derivative of
+// a row of wte is one sum in one order, and a run gives the same bits again.
 typedef struct {
     int *tokens, *targets, *order, *first;
     int distinct;  // tokens
@@ -228,13 +221,12 @@ typedef struct {
 } Plan;
 
 static cublasLtHandle_t cublaslt;
-
 template <typename T> static void set_attribute(Plan* p, cublasLtMatmulDescAttributes_t name, T value) {
     check(cublasLtMatmulDescSetAttribute(p->operation, name, &value, sizeof value));
 }
 
 static void make_plan(Plan* p) {
-    int is_forward = p->kind == FORWARD, is_weight = p->kind == BACKWARD_WEIGHT, found = 0;
+    int is_forward = p->kind == FORWARD, is_weight = p->kind == BACKWARD_WEIGHT, n = 0;
     int rows = is_forward ? p->OC : p->IC, inner = is_forward ? p->IC : p->OC;  // of the result, of b
     cudaDataType_t type = (cudaDataType_t)FLOATX;
     cublasLtMatmulPreference_t wish;
@@ -253,9 +245,8 @@ static void make_plan(Plan* p) {
     check(cublasLtMatmulPreferenceCreate(&wish));
     check(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
     check(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums, sizeof sums));
-    auto status =
-        cublasLtMatmulAlgoGetHeuristic(cublaslt, p->operation, p->a, p->b, p->d, p->d, wish, 1, &best, &found);
-    p->works = status == CUBLAS_STATUS_SUCCESS && found && best.state == CUBLAS_STATUS_SUCCESS;
+    auto status = cublasLtMatmulAlgoGetHeuristic(cublaslt, p->operation, p->a, p->b, p->d, p->d, wish, 1, &best, &n);
+    p->works = status == CUBLAS_STATUS_SUCCESS && n > 0 && best.state == CUBLAS_STATUS_SUCCESS;
     p->algorithm = best.algo;
     check(cublasLtMatmulPreferenceDestroy(wish));
 }
@@ -292,27 +283,27 @@ static void linear_backward(Tensor y, Tensor x, Layer p, int N, int IC, int OC) 
     matmul(x.d, p.w.v, y.d, NULL, NULL, {BACKWARD_INPUT, N, IC, OC, CUBLASLT_EPILOGUE_DEFAULT});
 }
 
-// The residual connection and the layernorm of its sum: x = before + branch; y = u w + b, where u = (x - mean) rstd.
-// With tokens it is the embedding's: x[n] = before[token of n] + branch[position of n]. A warp takes a row.
-enum { ROW_WARPS = 4 };
+// Row n of the residual connection: row n of `before` + row n of `branch`. With tokens, those of the embeddings: row
+// tokens[n] of wte + row n % T of wpe.
+typedef struct {
+    const floatX *before, *branch;
+    const int* tokens;
+    int T;
+} Addends;
 
-static __global__ void layernorm_forward_kernel(floatX* y, float2* rows, floatX* x, const int* tokens, int T,
-                                                const floatX* before, const floatX* branch, const floatX* w,
-                                                const floatX* b, int N, int C) {
+// x = the sum of its addends; y = u w + b, where u = (x - mean) rstd. A warp takes a row.
+enum { ROW_WARPS = 4 };
+static __global__ void layernorm_forward_kernel(Tensor y, Tensor x, Addends of, Layer p, int N, int C) {
     extern __shared__ int4 kept_rows[];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = blockIdx.x * ROW_WARPS + warp;
     floatX* row = (floatX*)kept_rows + warp * C;  // a thread reads only what it has written itself
     float sum = 0, square = 0, f[W], more[W], weight[W], bias[W];
     if (n >= N) return;
-    x += (size_t)n * C, y += (size_t)n * C;
-    before += (size_t)(tokens ? tokens[n] : n) * C, branch += (size_t)(tokens ? n % T : n) * C;
+    of.before += (size_t)(of.tokens ? of.tokens[n] : n) * C, of.branch += (size_t)(of.tokens ? n % of.T : n) * C;
     for (int c = lane * W; c < C; c += 32 * W) {
-        load(f, before + c), load(more, branch + c);
-        for (int i = 0; i < W; i++) {
-            f[i] = to_float(rounded(f[i] + more[i]));
-            sum += f[i];
-        }
-        store(x + c, f), store(row + c, f);
+        load(f, of.before + c), load(more, of.branch + c);
+        for (int i = 0; i < W; i++) f[i] = to_float(rounded(f[i] + more[i])), sum += f[i];
+        store(x.v + (size_t)n * C + c, f), store(row + c, f);
     }
     float mean = sum_lanes(sum, 1, 32) / C;
     for (int c = lane * W; c < C; c += 32 * W) {
@@ -320,32 +311,30 @@ static __global__ void layernorm_forward_kernel(floatX* y, float2* rows, floatX*
         for (int i = 0; i < W; i++) square += (f[i] - mean) * (f[i] - mean);
     }
     float rstd = rsqrtf(sum_lanes(square, 1, 32) / C + (float)NORM_EPS);
-    if (lane == 0) rows[n] = make_float2(mean, rstd);
+    if (lane == 0) y.rows[n] = make_float2(mean, rstd);
     for (int c = lane * W; c < C; c += 32 * W) {
-        load(f, row + c), load(weight, w + c), load(bias, b + c);
+        load(f, row + c), load(weight, p.w.v + c), load(bias, p.b.v + c);
         for (int i = 0; i < W; i++) f[i] = (f[i] - mean) * rstd * weight[i] + bias[i];
-        store(y + c, f);
+        store(y.v + (size_t)n * C + c, f);
     }
 }
 
-static void residual_layernorm_forward(Tensor y, Tensor x, const floatX* before, const floatX* branch, Layer p, int N,
-                                       int C, const int* tokens = NULL, int T = 0) {
+static void residual_layernorm_forward(Tensor y, Tensor x, Addends of, Layer p, int N, int C) {
     Range range(__func__);
-    layernorm_forward_kernel<<<blocks_for(N, ROW_WARPS), ROW_WARPS * 32, ROW_WARPS * C * sizeof(floatX)>>>(
-        y.v, y.rows, x.v, tokens, T, before, branch, p.w.v, p.b.v, N, C);
+    size_t bytes = ROW_WARPS * C * sizeof(floatX);
+    layernorm_forward_kernel<<<blocks_for(N, ROW_WARPS), ROW_WARPS * 32, bytes>>>(y, x, of, p, N, C);
 }
 
 // With e = dy w, the derivative in u: dx += rstd (e - average(e) - u average(e u)). The averages are there because
 // every x of the row moves its mean and its standard deviation. A warp takes a row, which it reads twice.
-static __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, const floatX* x, const float2* rows,
-                                                 const floatX* w, int N, int C) {
+static __global__ void layernorm_backward_kernel(Tensor y, Tensor x, Layer p, int N, int C) {
     int lane = threadIdx.x % 32, n = blockIdx.x * ROW_WARPS + threadIdx.x / 32;
     float e_sum = 0, eu_sum = 0, d[W], f[W], weight[W], before[W];
     if (n >= N) return;
-    float2 row = rows[n];
-    dx += (size_t)n * C, dy += (size_t)n * C, x += (size_t)n * C;
+    float2 row = y.rows[n];
+    y.d += (size_t)n * C, x.v += (size_t)n * C, x.d += (size_t)n * C;
     for (int c = lane * W; c < C; c += 32 * W) {
-        load(d, dy + c), load(f, x + c), load(weight, w + c);
+        load(d, y.d + c), load(f, x.v + c), load(weight, p.w.v + c);
         for (int i = 0; i < W; i++) {
             e_sum += d[i] * weight[i];
             eu_sum += d[i] * weight[i] * (f[i] - row.x) * row.y;
@@ -353,9 +342,9 @@ static __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, c
     }
     e_sum = sum_lanes(e_sum, 1, 32) / C, eu_sum = sum_lanes(eu_sum, 1, 32) / C;
     for (int c = lane * W; c < C; c += 32 * W) {
-        load(d, dy + c), load(f, x + c), load(weight, w + c), load(before, dx + c);
+        load(d, y.d + c), load(f, x.v + c), load(weight, p.w.v + c), load(before, x.d + c);
         for (int i = 0; i < W; i++) before[i] += row.y * (d[i] * weight[i] - e_sum - (f[i] - row.x) * row.y * eu_sum);
-        store(dx + c, before);
+        store(x.d + c, before);
     }
 }
 
@@ -363,7 +352,7 @@ static __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, c
 static void layernorm_backward(Tensor y, Tensor x, Layer p, int N, int C) {
     Range range(__func__);
     column_sums_kernel<LAYERNORM><<<C / (2 * W), column_threads(N)>>>(p.b.d, p.w.d, y.d, x.v, y.rows, N, C);
-    layernorm_backward_kernel<<<blocks_for(N, ROW_WARPS), ROW_WARPS * 32>>>(x.d, y.d, x.v, y.rows, p.w.v, N, C);
+    layernorm_backward_kernel<<<blocks_for(N, ROW_WARPS), ROW_WARPS * 32>>>(y, x, p, N, C);
 }
 
 // ---- Attention. A row of qkv [N, 3C] holds queries, keys and values; C channels are NH heads of HS. A query sees the
@@ -376,20 +365,13 @@ static void layernorm_backward(Tensor y, Tensor x, Layer p, int N, int C) {
 enum { HS = 64, ATTENTION_THREADS = 128, TILE = 64, ROWS = sizeof(floatX) == 2 ? 2 : 1 };
 enum { OWN = ATTENTION_THREADS / 2 * ROWS };  // a warp owns ROWS blocks of 16 rows
 
-typedef struct {
-    floatX *y, *dy, *qkv, *dqkv;  // [B, T, NH, HS] and [B, T, 3, NH, HS]
-    float2* rows;                 // [B, NH, T]
-    int T, NH;
-    float scale;  // of the scores, with log2(e): softmax takes powers of 2
-} Attention;
+static const float SCALE = LOG2_E / 8;  // 1 / sqrt(HS), with log2(e): the softmax takes powers of 2
 
-// The part that a thread block works on. Grid: (blocks of OWN rows, heads, sequences).
-__device__ inline Attention of_block(Attention a) {
-    size_t before = (size_t)blockIdx.z * a.T * a.NH * HS;
-    a.y += before + blockIdx.y * HS, a.dy += before + blockIdx.y * HS;
-    a.qkv += 3 * before + blockIdx.y * HS, a.dqkv += 3 * before + blockIdx.y * HS;
-    a.rows += ((size_t)blockIdx.z * a.NH + blockIdx.y) * a.T;
-    return a;
+// The part of a tensor [B, T, parts, NH, HS] and of its rows [B, NH, T] that a thread block works on. Grid: (blocks of
+// OWN rows, heads, sequences).
+__device__ inline Tensor of_block(Tensor x, int parts, int T, int NH) {
+    size_t at = ((size_t)blockIdx.z * T * parts * NH + blockIdx.y) * HS;
+    return {x.v + at, x.d + at, x.rows + ((size_t)blockIdx.z * NH + blockIdx.y) * T};
 }
 
 __device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
@@ -415,14 +397,13 @@ template <int COUNT> __device__ inline void tile_load(floatX* tile, const floatX
 
 // Products of a warp. Its lane 4 g + t holds, of every 16 x 8 block of a result c, row g: c[0], c[1] at columns 2 t and
 // 2 t + 1, and row g + 8: c[2], c[3]. That is what tensor cores do.
-//     product_nt    c [16 M, 8 J] += a b^T: rows of a tile from a_row on, and of another from b_row on
-//     product_nn    c [16 M, HS] += p b: p [16 M, 8 J] is such a result, b a tile's rows from b_row on
+//     product_nt    c [16 ROWS, 8 J] += a b^T: rows of a tile from a_row on, and of another from b_row on
+//     product_nn    c [16 ROWS, HS] += p b: p [16 ROWS, 8 J] is such a result, b a tile's rows from b_row on
 #ifdef PRECISION_FP32
 __device__ inline float element(const float* tile, int row, int c) { return tile[tile_at(row, c / W) + c % W]; }
 
-// In fp32 M is 1.
-template <int M, int J>
-__device__ inline void product_nt(float (&c)[M][J][4], const float* a, int a_row, const float* b, int b_row) {
+template <int J>
+__device__ inline void product_nt(float (&c)[ROWS][J][4], const float* a, int a_row, const float* b, int b_row) {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll 1
     for (int k = 0; k < HS; k++)
@@ -432,8 +413,9 @@ __device__ inline void product_nt(float (&c)[M][J][4], const float* a, int a_row
 }
 
 // The other elements of a row of p are in the neighbouring lanes.
-template <int M, int J>
-__device__ inline void product_nn(float (&c)[M][HS / 8][4], const float (&p)[M][J][4], const float* b, int b_row) {
+template <int J>
+__device__ inline void product_nn(float (&c)[ROWS][HS / 8][4], const float (&p)[ROWS][J][4], const float* b,
+                                  int b_row) {
     int lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll 1
     for (int other = 0; other < 4; other++)
@@ -461,49 +443,48 @@ __device__ inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint3
 __device__ inline void ldmatrix_x4(uint32_t (&x)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
+                 : "r"(address));
 }
 
 __device__ inline void ldmatrix_x4_trans(uint32_t (&x)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
+                 : "r"(address));
 }
 
 __device__ inline void store_pair(floatX* p, float a, float b) { *(__nv_bfloat162*)p = __floats2bfloat162_rn(a, b); }
 
 // The next 16 channels are two pieces further: as exclusive or, because of the pieces' order.
-template <int M, int J>
-__device__ inline void product_nt(float (&c)[M][J][4], const floatX* a, int a_row, const floatX* b, int b_row) {
+template <int J>
+__device__ inline void product_nt(float (&c)[ROWS][J][4], const floatX* a, int a_row, const floatX* b, int b_row) {
     int lane = threadIdx.x % 32, ROW = HS * sizeof(floatX);
-    uint32_t at_a = shared_address(a + tile_at(a_row + (lane & 15), lane >> 4)), x[M][4], y[4];
+    uint32_t at_a = shared_address(a + tile_at(a_row + (lane & 15), lane >> 4)), x[ROWS][4], y[4];
     uint32_t at_b = shared_address(b + tile_at(b_row + (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1));
 #pragma unroll
     for (int k = 0; k < HS / 16; k++) {
-        for (int m = 0; m < M; m++) ldmatrix_x4(x[m], (at_a ^ k << 5) + 16 * m * ROW);
+        for (int m = 0; m < ROWS; m++) ldmatrix_x4(x[m], (at_a ^ k << 5) + 16 * m * ROW);
         for (int n = 0; n < J; n += 2) {
             ldmatrix_x4(y, (at_b ^ k << 5) + 8 * n * ROW);
-            for (int m = 0; m < M; m++)
+            for (int m = 0; m < ROWS; m++)
                 mma_m16n8k16(c[m][n], x[m], y[0], y[1]), mma_m16n8k16(c[m][n + 1], x[m], y[2], y[3]);
         }
     }
 }
 
-template <int M, int J>
-__device__ inline void product_nn(float (&c)[M][HS / 8][4], const float (&p)[M][J][4], const floatX* b, int b_row) {
+template <int J>
+__device__ inline void product_nn(float (&c)[ROWS][HS / 8][4], const float (&p)[ROWS][J][4], const floatX* b,
+                                  int b_row) {
     int lane = threadIdx.x % 32, ROW = HS * sizeof(floatX);
-    uint32_t at_b = shared_address(b + tile_at(b_row + (lane & 15), lane >> 4)), x[M][4], y[4];
+    uint32_t at_b = shared_address(b + tile_at(b_row + (lane & 15), lane >> 4)), x[ROWS][4], y[4];
 #pragma unroll
     for (int k = 0; k < J / 2; k++) {
-        for (int i = 0; i < 4 * M; i++) {  // two neighbouring blocks of p are a left operand of 16 x 16
+        for (int i = 0; i < 4 * ROWS; i++) {  // two neighbouring blocks of p are a left operand of 16 x 16
             const float* pair = &p[i / 4][2 * k + i % 4 / 2][i % 2 * 2];
             store_pair((floatX*)&x[i / 4][i % 4], pair[0], pair[1]);
         }
         for (int n = 0; n < HS / 8; n += 2) {
             ldmatrix_x4_trans(y, (at_b ^ n << 4) + 16 * k * ROW);
-            for (int m = 0; m < M; m++)
+            for (int m = 0; m < ROWS; m++)
                 mma_m16n8k16(c[m][n], x[m], y[0], y[1]), mma_m16n8k16(c[m][n + 1], x[m], y[2], y[3]);
         }
     }
@@ -511,17 +492,16 @@ __device__ inline void product_nn(float (&c)[M][HS / 8][4], const float (&p)[M][
 #endif
 
 // Write a warp's result times `scale` to rows `row` and following; the first T exist.
-template <int M>
-__device__ inline void put_rows(floatX* x, int stride, int row, int T, const float (&c)[M][HS / 8][4], float scale) {
+__device__ inline void put_rows(floatX* x, int stride, int row, int T, const float (&c)[ROWS][HS / 8][4], float scale) {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    for (int r = 0; r < 2 * M; r++)
+    for (int r = 0; r < 2 * ROWS; r++)
         for (int n = 0; n < HS / 8 && row + 8 * r + g < T; n++) {
             const float* pair = &c[r / 2][n][r % 2 * 2];
             store_pair(x + (size_t)(row + 8 * r + g) * stride + 8 * n + 2 * t, scale * pair[0], scale * pair[1]);
         }
 }
 
-// Start to load a step's rows of two arrays into one of the two pairs of tiles.
+// Start to load a step's rows of two arrays into one of two pairs of tiles.
 __device__ inline void load_pair(floatX* tiles, const floatX* x, int x_stride, const floatX* y, int y_stride, int step,
                                  int T) {
     tiles += step % 2 * 2 * TILE * HS;
@@ -532,22 +512,22 @@ __device__ inline void load_pair(floatX* tiles, const floatX* x, int x_stride, c
 // y, and rows.x = log2 of the sum of 2^score, so that p = 2^(score - rows.x). The softmax goes along with the tiles:
 // when a row's largest score so far grows, its sum and y so far are scaled down. The last queries come first, because
 // they see the most keys.
-static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel(Attention all) {
+static __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
+    attention_forward_kernel(Tensor all_y, Tensor all_qkv, int T, int NH) {
     extern __shared__ __align__(1024) unsigned char tiles[];
     floatX *q_tile = (floatX*)tiles, *kv_tiles = q_tile + OWN * HS;
-    Attention a = of_block(all);
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, own = threadIdx.x / 32 * 16 * ROWS;
-    int q0 = OWN * (int)(gridDim.x - 1 - blockIdx.x), query = q0 + own, steps = (min(a.T, q0 + OWN) + TILE - 1) / TILE;
-    int C = a.NH * HS;
+    Tensor out = of_block(all_y, 1, T, NH), qkv = of_block(all_qkv, 3, T, NH);
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, own = threadIdx.x / 32 * 16 * ROWS, C = NH * HS;
+    int q0 = OWN * (int)(gridDim.x - 1 - blockIdx.x), query = q0 + own, steps = (min(T, q0 + OWN) + TILE - 1) / TILE;
     float y[ROWS][HS / 8][4] = {}, largest[2 * ROWS], sum[2 * ROWS] = {};
     for (int r = 0; r < 2 * ROWS; r++) largest[r] = -FLT_MAX;
-    tile_load<OWN>(q_tile, a.qkv, 3 * C, q0, a.T);
-    load_pair(kv_tiles, a.qkv + C, 3 * C, a.qkv + 2 * C, 3 * C, 0, a.T);
+    tile_load<OWN>(q_tile, qkv.v, 3 * C, q0, T);
+    load_pair(kv_tiles, qkv.v + C, 3 * C, qkv.v + 2 * C, 3 * C, 0, T);
     for (int step = 0; step < steps; step++) {
         const floatX *k_tile = kv_tiles + step % 2 * 2 * TILE * HS, *v_tile = k_tile + TILE * HS;
         cp_async_wait_all();
         __syncthreads();  // this step's tiles are there, and the other two are no longer read
-        if (step + 1 < steps) load_pair(kv_tiles, a.qkv + C, 3 * C, a.qkv + 2 * C, 3 * C, step + 1, a.T);
+        if (step + 1 < steps) load_pair(kv_tiles, qkv.v + C, 3 * C, qkv.v + 2 * C, 3 * C, step + 1, T);
         if (step * TILE > query + 16 * ROWS - 1) continue;  // keys after all queries of this warp
         float s[ROWS][TILE / 8][4] = {};
         product_nt(s, q_tile, own, k_tile, 0);
@@ -555,22 +535,19 @@ static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward
         for (int r = 0; r < 2 * ROWS; r++) {  // row 8 r + g: s[m][n][i] and the next
             int m = r / 2, i = r % 2 * 2, last = query + 8 * r + g - step * TILE - 2 * t;  // that it sees
             float before = largest[r], more = before, tile_sum = 0;
-#pragma unroll
             for (int n = 0; n < TILE / 8; n++) {
                 if (8 * n > last) s[m][n][i] = -INFINITY;
                 if (8 * n + 1 > last) s[m][n][i + 1] = -INFINITY;
                 more = fmaxf(more, fmaxf(s[m][n][i], s[m][n][i + 1]));
             }
             largest[r] = more = max_lanes(more, 4);
-#pragma unroll
             for (int n = 0; n < TILE / 8; n++) {
-                s[m][n][i] = ex2_approx(fmaf(s[m][n][i], a.scale, -more * a.scale));
-                s[m][n][i + 1] = ex2_approx(fmaf(s[m][n][i + 1], a.scale, -more * a.scale));
+                s[m][n][i] = ex2_approx(fmaf(s[m][n][i], SCALE, -more * SCALE));
+                s[m][n][i + 1] = ex2_approx(fmaf(s[m][n][i + 1], SCALE, -more * SCALE));
                 tile_sum += s[m][n][i] + s[m][n][i + 1];
             }
-            float less = ex2_approx((before - more) * a.scale);
+            float less = ex2_approx((before - more) * SCALE);
             sum[r] = sum[r] * less + tile_sum;
-#pragma unroll
             for (int n = 0; n < HS / 8; n++) y[m][n][i] *= less, y[m][n][i + 1] *= less;
         }
         product_nn(y, s, v_tile, 0);
@@ -580,48 +557,46 @@ static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward
         float total = sum_lanes(sum[r], 1, 4);
         int m = r / 2, i = r % 2 * 2, row = query + 8 * r + g;
         for (int n = 0; n < HS / 8; n++) y[m][n][i] /= total, y[m][n][i + 1] /= total;
-        if (t == 0 && row < a.T) a.rows[row].x = largest[r] * a.scale + log2f(total);
+        if (t == 0 && row < T) out.rows[row].x = largest[r] * SCALE + log2f(total);
     }
-    put_rows(a.y, C, query, a.T, y, 1);
+    put_rows(out.v, C, query, T, y, 1);
 }
 
-// rows.y = the sum of p dp over the keys of a query, which is dy . y. A thread takes a query of a head.
-static __global__ void attention_rows_kernel(Attention all) {
-    Attention a = of_block(all);
-    int t = blockIdx.x * blockDim.x + threadIdx.x;
-    float sum = 0, x[W], y[W];
-    for (int c = 0; c < HS && t < a.T; c += W) {
-        load(x, a.dy + (size_t)t * a.NH * HS + c), load(y, a.y + (size_t)t * a.NH * HS + c);
-        for (int i = 0; i < W; i++) sum += x[i] * y[i];
-    }
-    if (t < a.T) a.rows[t].y = sum;
-}
-
-// dq, of a block that owns queries and goes over the keys that they see; or dk and dv, of a block that owns keys and goes
-// over the queries that see them. Products and p are transposed then: a row is a key, so that p and ds are left operands
-// as they are. A query past the end is zeros: p is 1, but what it multiplies is 0.
-//     own_tiles    q and dy          or k and v
-//     tiles        k and v           or q and dy
-template <int IS_KEY> __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_backward_kernel(Attention all) {
+// dq, and rows.y = the sum of p dp over the keys, which is dy . y: a block owns rows of q and dy, and goes over those
+// of k and v that they see. Or dk and dv: a block owns rows of k and v, and goes over those of q and dy that see them.
+// A row of p is a key then, so that p and ds are left operands as they are. A query past the end is zeros: p is 1, but
+// what it multiplies is 0.
+template <int IS_KEY>
+__global__ void __launch_bounds__(ATTENTION_THREADS, 2)
+    attention_backward_kernel(Tensor all_y, Tensor all_qkv, int T, int NH) {
     const int CHUNK = IS_KEY ? 16 : 32;  // columns of products at a time, because registers are scarce
     extern __shared__ __align__(1024) unsigned char shared[];
     floatX *own_tiles = (floatX*)shared, *tiles = own_tiles + 2 * OWN * HS;
     float2* row_tiles = (float2*)(tiles + 4 * TILE * HS);
-    Attention a = of_block(all);
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, own = threadIdx.x / 32 * 16 * ROWS, C = a.NH * HS;
+    Tensor out = of_block(all_y, 1, T, NH), qkv = of_block(all_qkv, 3, T, NH);
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, own = threadIdx.x / 32 * 16 * ROWS, C = NH * HS;
     int first = OWN * (int)(IS_KEY ? blockIdx.x : gridDim.x - 1 - blockIdx.x), row = first + own;
-    int step = IS_KEY ? first / TILE : 0, end = ((IS_KEY ? a.T : min(a.T, first + OWN)) + TILE - 1) / TILE;
+    int step = IS_KEY ? first / TILE : 0, end = ((IS_KEY ? T : min(T, first + OWN)) + TILE - 1) / TILE;
     auto load_step = [&](int step) {
         int at = step * TILE + (int)threadIdx.x;
-        if (IS_KEY) load_pair(tiles, a.qkv, 3 * C, a.dy, C, step, a.T);
-        else load_pair(tiles, a.qkv + C, 3 * C, a.qkv + 2 * C, 3 * C, step, a.T);
-        if (IS_KEY && threadIdx.x < TILE) row_tiles[at % (2 * TILE)] = at < a.T ? a.rows[at] : make_float2(0, 0);
+        if (IS_KEY) load_pair(tiles, qkv.v, 3 * C, out.d, C, step, T);
+        else load_pair(tiles, qkv.v + C, 3 * C, qkv.v + 2 * C, 3 * C, step, T);
+        if (IS_KEY && threadIdx.x < TILE) row_tiles[at % (2 * TILE)] = at < T ? out.rows[at] : make_float2(0, 0);
     };
-    tile_load<OWN>(own_tiles, IS_KEY ? a.qkv + C : a.qkv, 3 * C, first, a.T);
-    tile_load<OWN>(own_tiles + OWN * HS, IS_KEY ? a.qkv + 2 * C : a.dy, IS_KEY ? 3 * C : C, first, a.T);
+    tile_load<OWN>(own_tiles, IS_KEY ? qkv.v + C : qkv.v, 3 * C, first, T);
+    tile_load<OWN>(own_tiles + OWN * HS, IS_KEY ? qkv.v + 2 * C : out.d, IS_KEY ? 3 * C : C, first, T);
     load_step(step);
-    float2 numbers[ROWS][2];
-    for (int i = 0; i < 2 * ROWS && !IS_KEY; i++) numbers[i / 2][i % 2] = a.rows[min(row + 8 * i + g, a.T - 1)];
+    float2 numbers[2 * ROWS];  // of this lane's rows, if they are queries: during these copies
+    for (int i = 0; i < 2 * ROWS && !IS_KEY; i++) {
+        int r = row + 8 * i + g;
+        float dot = 0, x[W], y[W];
+        for (int c = r * C + t * W; c < r * C + HS && r < T; c += 4 * W) {
+            load(x, out.d + c), load(y, out.v + c);
+            for (int j = 0; j < W; j++) dot += x[j] * y[j];
+        }
+        numbers[i] = make_float2(r < T ? out.rows[r].x : 0, sum_lanes(dot, 1, 4));
+        if (t == 0 && r < T) out.rows[r].y = numbers[i].y;
+    }
     float sum[ROWS][HS / 8][4] = {}, dv[ROWS][HS / 8][4] = {};
     for (; step < end; step++) {
         const floatX *x_tile = tiles + step % 2 * 2 * TILE * HS, *y_tile = x_tile + TILE * HS;
@@ -639,8 +614,8 @@ template <int IS_KEY> __global__ void __launch_bounds__(ATTENTION_THREADS, 2) at
                 for (int n = 0; n < CHUNK / 8; n++)
                     for (int i = 0; i < 4; i++) {
                         int r = row + 16 * m + 8 * (i / 2) + g, c = column + 8 * n + 2 * t + i % 2;
-                        float2 of_query = IS_KEY ? row_tiles[c % (2 * TILE)] : numbers[m][i / 2];
-                        p[m][n][i] = ex2_approx(fmaf(p[m][n][i], a.scale, -of_query.x));
+                        float2 of_query = IS_KEY ? row_tiles[c % (2 * TILE)] : numbers[2 * m + i / 2];
+                        p[m][n][i] = ex2_approx(fmaf(p[m][n][i], SCALE, -of_query.x));
                         if (IS_KEY ? r > c : c > r) p[m][n][i] = 0;
                         ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - of_query.y);
                     }
@@ -648,31 +623,27 @@ template <int IS_KEY> __global__ void __launch_bounds__(ATTENTION_THREADS, 2) at
             product_nn(sum, ds, x_tile, chunk);
         }
     }
-    put_rows(a.dqkv + (IS_KEY ? C : 0), 3 * C, row, a.T, sum, a.scale / LOG2_E);
-    if (IS_KEY) put_rows(a.dqkv + 2 * C, 3 * C, row, a.T, dv, 1);
+    put_rows(qkv.d + (IS_KEY ? C : 0), 3 * C, row, T, sum, SCALE / LOG2_E);
+    if (IS_KEY) put_rows(qkv.d + 2 * C, 3 * C, row, T, dv, 1);
 }
 
-// `rows` of y is [B, NH, T]. Through the softmax, the score gets ds = p (dp - sum of p dp): probabilities add up to 1,
+// Through the softmax, the score gets ds = p (dp - sum of p dp): probabilities add up to 1,
 // so what one gains the others lose. The backward pass is two kernels, so that no sum crosses blocks.
 enum { FORWARD_TILES = (OWN + 4 * TILE) * HS * sizeof(floatX) };  // bytes of shared memory
 enum { BACKWARD_TILES = (2 * OWN + 4 * TILE) * HS * sizeof(floatX) + 2 * TILE * sizeof(float2) };
 
 static void attention_forward(Tensor y, Tensor qkv, int B, int T, int NH) {
     Range range(__func__);
-    Attention a = {y.v, y.d, qkv.v, qkv.d, y.rows, T, NH, LOG2_E / sqrtf(HS)};
-    attention_forward_kernel<<<dim3(blocks_for(T, OWN), NH, B), ATTENTION_THREADS, FORWARD_TILES>>>(a);
+    attention_forward_kernel<<<dim3(blocks_for(T, OWN), NH, B), ATTENTION_THREADS, FORWARD_TILES>>>(y, qkv, T, NH);
 }
 
 static void attention_backward(Tensor y, Tensor qkv, int B, int T, int NH) {
     Range range(__func__);
-    Attention a = {y.v, y.d, qkv.v, qkv.d, y.rows, T, NH, LOG2_E / sqrtf(HS)};
     dim3 grid(blocks_for(T, OWN), NH, B);
-    attention_rows_kernel<<<dim3(blocks_for(T, 128), NH, B), 128>>>(a);
-    attention_backward_kernel<0><<<grid, ATTENTION_THREADS, BACKWARD_TILES>>>(a);
-    attention_backward_kernel<1><<<grid, ATTENTION_THREADS, BACKWARD_TILES>>>(a);
+    attention_backward_kernel<0><<<grid, ATTENTION_THREADS, BACKWARD_TILES>>>(y, qkv, T, NH);
+    attention_backward_kernel<1><<<grid, ATTENTION_THREADS, BACKWARD_TILES>>>(y, qkv, T, NH);
 }
 
-// ---- GELU, the loss
 static __global__ void gelu_forward_kernel(floatX* y, const floatX* x, size_t n) {
     size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
     float f[W];
@@ -690,7 +661,7 @@ static void linear_gelu_forward(Tensor y, Tensor x, Tensor in, Layer p, int N, i
     gelu_forward_kernel<<<blocks_for((size_t)N * OC, 256 * W), 256>>>(y.v, x.v, (size_t)N * OC);
 }
 
-// x.d and y.d are the same memory. It also sums the bias's derivative, for which linear_backward() would read x.d again.
+// x.d and y.d are the same memory. It also sums b.d, for which linear_backward() would read x.d again.
 static void gelu_backward(Tensor y, Tensor x, Param b, int N, int OC) {
     Range range(__func__);
     column_sums_kernel<GELU><<<OC / (2 * W), column_threads(N)>>>(b.d, NULL, y.d, x.v, NULL, N, OC);
@@ -748,8 +719,7 @@ typedef struct {
     Param wte, wpe;
     Tensor embedded, lnf, logits;
     Layer to_lnf, to_logits;
-    Block* block;
-    float* losses;  // [N]
+    Block* block;  // [L + 1]; the last has no more than ln1 and to_ln1, which are lnf and to_lnf
 } Model;
 
 // A block's last op is the layernorm that the next one begins with, because it is fused with the residual connection.
@@ -757,21 +727,19 @@ static void forward(Model* m, const int* tokens, int B, int T) {
     Range range(__func__);
     int N = B * T, C = m->C;
     Tensor x = m->embedded;  // the residual stream
-    residual_layernorm_forward(m->block[0].ln1, x, m->wte.v, m->wpe.v, m->block[0].to_ln1, N, C, tokens, T);
+    residual_layernorm_forward(m->block[0].ln1, x, {m->wte.v, m->wpe.v, tokens, T}, m->block[0].to_ln1, N, C);
     for (int l = 0; l < m->L; l++) {
-        Block *k = &m->block[l], *next = l + 1 < m->L ? k + 1 : NULL;
+        Block* k = &m->block[l];
         linear_forward(k->qkv, k->ln1, k->to_qkv, N, C, 3 * C);
         attention_forward(k->att, k->qkv, B, T, m->NH);
         linear_forward(k->proj, k->att, k->to_proj, N, C, C);
-        residual_layernorm_forward(k->ln2, k->mid, x.v, k->proj.v, k->to_ln2, N, C);
+        residual_layernorm_forward(k->ln2, k->mid, {x.v, k->proj.v, NULL, 0}, k->to_ln2, N, C);
         linear_gelu_forward(k->gelu, k->fc, k->ln2, k->to_fc, N, C, 4 * C);
         linear_forward(k->fcproj, k->gelu, k->to_fcproj, N, 4 * C, C);
-        residual_layernorm_forward(next ? next->ln1 : m->lnf, k->out, k->mid.v, k->fcproj.v,
-                                   next ? next->to_ln1 : m->to_lnf, N, C);
+        residual_layernorm_forward(k[1].ln1, k->out, {k->mid.v, k->fcproj.v, NULL, 0}, k[1].to_ln1, N, C);
         x = k->out;
     }
     linear_forward(m->logits, m->lnf, m->to_logits, N, C, m->Vp);
-    check(cudaGetLastError());
 }
 
 // The same list from its end. logits.d is set already. A residual connection has nothing to do here: the derivatives of
@@ -784,10 +752,9 @@ static void backward(Model* m, Batch batch, int B, int T) {
     layernorm_backward(m->lnf, m->block[m->L - 1].out, m->to_lnf, N, C);
     for (int l = m->L - 1; l >= 0; l--) {
         Block* k = &m->block[l];
-        Layer without_bias = {k->to_fc.w};
         linear_backward(k->fcproj, k->gelu, k->to_fcproj, N, 4 * C, C);
         gelu_backward(k->gelu, k->fc, k->to_fc.b, N, 4 * C);
-        linear_backward(k->fc, k->ln2, without_bias, N, C, 4 * C);
+        linear_backward(k->fc, k->ln2, {k->to_fc.w, {}}, N, C, 4 * C);
         layernorm_backward(k->ln2, k->mid, k->to_ln2, N, C);
         linear_backward(k->proj, k->att, k->to_proj, N, C, C);
         attention_backward(k->att, k->qkv, B, T, m->NH);
@@ -795,12 +762,10 @@ static void backward(Model* m, Batch batch, int B, int T) {
         layernorm_backward(k->ln1, l ? m->block[l - 1].out : m->embedded, k->to_ln1, N, C);
     }
     embedding_backward(m->embedded, batch, m->wte, m->wpe, N, T, C);
-    check(cudaGetLastError());
 }
 
 // AdamW, update number `update` from 1. If the norm of all gradients is above MAX_NORM, they are scaled down to it.
 enum { NORM_BLOCKS = 512, NORM_WARPS = 8 };
-
 static __global__ void squares_kernel(double* sums, const float* d, size_t n) {
     double sum = 0;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n / 4; i += (size_t)gridDim.x * blockDim.x) {
@@ -822,19 +787,19 @@ static __global__ void clip_kernel(float* clip, const double* sums) {
 
 // A block takes a piece of the parameters, a thread four of its elements. step: rate / (1 - beta1^update); root: 1 /
 // sqrt(1 - beta2^update); decay: of the tensors that decay, rate * WEIGHT_DECAY.
-static __global__ void adamw_kernel(floatX* v, float* master, float* mean, float* square, const float* d,
-                                    const char* decays, const float* clip, float step, float root, float decay) {
+static __global__ void adamw_kernel(Params all, const float* clip, float step, float root, float decay) {
     size_t at = (size_t)blockIdx.x * (PIECE / 4) + threadIdx.x;
-    float4 g = ((const float4*)d)[at], m = ((float4*)mean)[at], s = ((float4*)square)[at], p = ((float4*)master)[at];
-    float kept = decays[blockIdx.x] ? 1 - decay : 1, scale = *clip;
+    float4 g = ((float4*)all.d)[at], p = ((float4*)all.master)[at];
+    float4 m = ((float4*)all.mean)[at], s = ((float4*)all.square)[at];
+    float kept = all.decays[blockIdx.x] ? 1 - decay : 1, scale = *clip;
     for (int i = 0; i < 4; i++) {
         float x = scale * (&g.x)[i], *mi = &m.x + i, *si = &s.x + i, *pi = &p.x + i;
         *mi = (float)BETA1 * *mi + (float)(1 - BETA1) * x;
         *si = (float)BETA2 * *si + (float)(1 - BETA2) * x * x;
         *pi = *pi * kept - step * *mi / (root * sqrtf(*si) + (float)EPS);
     }
-    store_pair(v + 4 * at, p.x, p.y), store_pair(v + 4 * at + 2, p.z, p.w);
-    ((float4*)mean)[at] = m, ((float4*)square)[at] = s, ((float4*)master)[at] = p;
+    store_pair(all.v + 4 * at, p.x, p.y), store_pair(all.v + 4 * at + 2, p.z, p.w);
+    ((float4*)all.mean)[at] = m, ((float4*)all.square)[at] = s, ((float4*)all.master)[at] = p;
 }
 
 static void adamw(int update, double rate) {
@@ -844,30 +809,20 @@ static void adamw(int update, double rate) {
     int pieces = (int)(params.used / PIECE), blocks = pieces < NORM_BLOCKS ? pieces : NORM_BLOCKS;
     squares_kernel<<<blocks, NORM_WARPS * 32>>>(sums, params.d, params.used);
     clip_kernel<<<1, 32>>>(clip, sums);
-    adamw_kernel<<<pieces, PIECE / 4>>>(params.v, params.master, params.mean, params.square, params.d, params.decays,
-                                        clip, (float)(rate / (1 - pow(BETA1, update))),
-                                        (float)(1 / sqrt(1 - pow(BETA2, update))), (float)(rate * WEIGHT_DECAY));
-    check(cudaGetLastError());
+    float step = (float)(rate / (1 - pow(BETA1, update))), root = (float)(1 / sqrt(1 - pow(BETA2, update)));
+    adamw_kernel<<<pieces, PIECE / 4>>>(params, clip, step, root, (float)(rate * WEIGHT_DECAY));
 }
 
 // Linear warm-up, then half a cosine down to FINAL_LR of the peak.
-static double learning_rate(int step, int steps) {
+static double learning_rate(int step, int steps, double peak) {
     int warmup = steps / WARMUP;
-    if (step < warmup) return peak_learning_rate * (step + 1) / warmup;
+    if (step < warmup) return peak * (step + 1) / warmup;
     double cosine = cos(PI * (step - warmup) / (steps - warmup));
-    return peak_learning_rate * (FINAL_LR + (1 - FINAL_LR) * (1 + cosine) / 2);
+    return peak * (FINAL_LR + (1 - FINAL_LR) * (1 + cosine) / 2);
 }
 
-static uint64_t random_state = 1337;
-
-static double random_uniform(void) {  // in (0, 1): xorshift64*
-    random_state ^= random_state >> 12, random_state ^= random_state << 25, random_state ^= random_state >> 27;
-    return ((double)(random_state * 2685821657736338717u >> 11) + 0.5) / 9007199254740992.0;
-}
-
-// ---- Files: a Hugging Face directory with config.json, model.safetensors and vocab.json; token shards
+// ---- Files: a Hugging Face directory with config.json and model.safetensors; token shards
 static long file_size;  // of the last file that was read
-
 // A file's bytes, and a zero behind them.
 static char* read_file(const char* folder, const char* name) {
     char path[4096];
@@ -881,32 +836,27 @@ static char* read_file(const char* folder, const char* name) {
     return bytes;
 }
 
-static int config_number(const char* json, const char* key, int standard) {
-    const char* at = json ? strstr(json, key) : NULL;
-    if (json && (!at || sscanf(at + strlen(key), "\": %d", &standard) != 1)) die("config.json lacks", key);
-    return standard;
+static int config_number(const char* json, const char* key) {
+    int number = 0;
+    const char* at = strstr(json, key);
+    if (!at || sscanf(at + strlen(key), "\": %d", &number) != 1) die("config.json lacks", key);
+    return number;
 }
 
-// A parameter: random numbers with this mean and standard deviation, or from `weights`, the bytes of a
-// model.safetensors. That file is the length of its header (8 bytes), the header, which is JSON, and the numbers.
-// There, GPT-2's matrices named c_... are [in, out].
-static Param new_param(const char* weights, const char* name, int OC, int IC, double mean, double std) {
+// A parameter, from `weights`, the bytes of a model.safetensors. That file is the length of its header (8 bytes), the
+// header, which is JSON, and the numbers. There, GPT-2's matrices named c_... are [in, out].
+static Param new_param(const char* weights, const char* name, int OC, int IC) {
     size_t at = params.used, n = (size_t)OC * IC, size = (n + PIECE - 1) / PIECE * PIECE;
     unsigned long header, begin, end;
-    const char* numbers = NULL;
-    if (weights) {
-        memcpy(&header, weights, sizeof header);
-        const char *found = strstr(weights + 8, name), *offsets = found ? strstr(found, "data_offsets\":[") : NULL;
-        if (!offsets || sscanf(offsets + 15, "%lu,%lu", &begin, &end) != 2 || end - begin != 4 * n)
-            die("model.safetensors lacks, or has in another size,", name);
-        numbers = weights + 8 + header + begin;
-    }
+    memcpy(&header, weights, sizeof header);
+    const char *found = strstr(weights + 8, name), *offsets = found ? strstr(found, "data_offsets\":[") : NULL;
+    if (!offsets || sscanf(offsets + 15, "%lu,%lu", &begin, &end) != 2 || end - begin != 4 * n)
+        die("model.safetensors lacks, or has in another size,", name);
+    float* x = (float*)malloc(n * sizeof(float));
+    floatX* v = (floatX*)malloc(n * sizeof(floatX));
     int is_transposed = IC > 1 && strstr(name, "c_");
-    float* x = (float*)calloc(n, sizeof(float));
-    floatX* v = (floatX*)calloc(n, sizeof(floatX));
     for (size_t i = 0; i < n; i++) {
-        if (numbers) memcpy(&x[i], numbers + 4 * (is_transposed ? i % IC * OC + i / IC : i), sizeof(float));
-        else x[i] = (float)(mean + std * sqrt(12) * (random_uniform() - 0.5));
+        memcpy(&x[i], weights + 8 + header + begin + 4 * (is_transposed ? i % IC * OC + i / IC : i), sizeof(float));
         v[i] = rounded(x[i]);
     }
     params.used += size;
@@ -918,85 +868,71 @@ static Param new_param(const char* weights, const char* name, int OC, int IC, do
     return {params.v + at, params.d + at};
 }
 
-static Layer new_layer(const char* weights, const char* format, int l, int OC, int IC, double mean, double std) {
-    char name[80];
-    int length = snprintf(name, sizeof name, format, l);
-    Layer p;
-    strcpy(name + length, ".weight");
-    p.w = new_param(weights, name, OC, IC, mean, std);
-    strcpy(name + length, ".bias");
-    p.b = new_param(weights, name, OC, 1, 0, 0);
-    return p;
+static Layer new_layer(const char* weights, const char* format, int l, int OC, int IC) {
+    char weight[80], bias[80];
+    int length = snprintf(weight, sizeof weight, format, l);
+    snprintf(bias, sizeof bias, "%.*s.bias", length, weight);
+    strcpy(weight + length, ".weight");
+    return {new_param(weights, weight, OC, IC), new_param(weights, bias, OC, 1)};
 }
 
 static Tensor new_tensor(size_t size, floatX* d, size_t rows) {
     return {zeros<floatX>(size), d, rows ? zeros<float2>(rows) : NULL};
 }
 
-// The model in `folder`, or a small one with random weights if that is NULL, for batches of B sequences.
+// The model in `folder`, for batches of B sequences.
 static Model new_model(const char* folder, int B) {
-    char *json = folder ? read_file(folder, "config.json") : NULL,
-         *w = folder ? read_file(folder, "model.safetensors") : NULL;
-    int L = config_number(json, "n_layer", 2), NH = config_number(json, "n_head", 2);
-    int C = config_number(json, "n_embd", 128), T = config_number(json, "n_positions", 64);
-    int V = config_number(json, "vocab_size", 384), Vp = (V + 127) / 128 * 128;
+    char *json = read_file(folder, "config.json"), *w = read_file(folder, "model.safetensors");
+    int L = config_number(json, "n_layer"), NH = config_number(json, "n_head"), C = config_number(json, "n_embd");
+    int T = config_number(json, "n_positions"), V = config_number(json, "vocab_size"), Vp = (V + 127) / 128 * 128;
     size_t N = (size_t)B * T, NC = N * C;
-    double std = 0.02, branch_std = 0.02 / sqrt(2.0 * L);  // smaller where a branch joins the residual stream
     if (C != NH * HS) die("heads must have 64 channels:", folder);
     params.size = (size_t)(V + 128 + T) * C + (size_t)L * (12 * C + 13) * C + 2 * C + (size_t)(12 * L + 4) * PIECE;
     params.v = zeros<floatX>(params.size), params.decays = zeros<char>(params.size / PIECE + 1);
     params.d = zeros<float>(params.size), params.master = zeros<float>(params.size);
     params.mean = zeros<float>(params.size), params.square = zeros<float>(params.size);
-    // Derivatives: of the residual stream and all that is added to it, of a branch's middle, of qkv, of the MLP's middle
+    // Derivatives: of the residual stream and all that is added to it, of ln1, att and ln2, of qkv, of fc and gelu
     floatX *dx = zeros<floatX>(NC), *dbranch = zeros<floatX>(NC), *dqkv = zeros<floatX>(3 * NC);
     floatX* dfc = zeros<floatX>(4 * NC);
     Tensor branch = new_tensor(NC, dx, 0);  // for all layers: it is added to the residual stream at once
     Model m = {L, NH, C, T, V, Vp};
-    m.block = (Block*)calloc((size_t)L, sizeof(Block));
-    m.wte = new_param(w, "wte.weight", V, C, 0, std);
-    params.used += 128 * C;  // rows of zeros from V on, to Vp
-    m.wpe = new_param(w, "wpe.weight", T, C, 0, std);
+    m.block = (Block*)calloc((size_t)L + 1, sizeof(Block));
+    m.wte = new_param(w, "wte.weight", V, C), params.used += 128 * C;  // rows of zeros from V on, to Vp
+    m.wpe = new_param(w, "wpe.weight", T, C);
     for (int l = 0; l < L; l++) {
         Block* k = &m.block[l];
-        k->to_ln1 = new_layer(w, "h.%d.ln_1", l, C, 1, 1, 0);
-        k->to_qkv = new_layer(w, "h.%d.attn.c_attn", l, 3 * C, C, 0, std);
-        k->to_proj = new_layer(w, "h.%d.attn.c_proj", l, C, C, 0, branch_std);
-        k->to_ln2 = new_layer(w, "h.%d.ln_2", l, C, 1, 1, 0);
-        k->to_fc = new_layer(w, "h.%d.mlp.c_fc", l, 4 * C, C, 0, std);
-        k->to_fcproj = new_layer(w, "h.%d.mlp.c_proj", l, C, 4 * C, 0, branch_std);
+        k->to_ln1 = new_layer(w, "h.%d.ln_1", l, C, 1);
+        k->to_qkv = new_layer(w, "h.%d.attn.c_attn", l, 3 * C, C);
+        k->to_proj = new_layer(w, "h.%d.attn.c_proj", l, C, C);
+        k->to_ln2 = new_layer(w, "h.%d.ln_2", l, C, 1);
+        k->to_fc = new_layer(w, "h.%d.mlp.c_fc", l, 4 * C, C);
+        k->to_fcproj = new_layer(w, "h.%d.mlp.c_proj", l, C, 4 * C);
         k->ln1 = new_tensor(NC, dbranch, N), k->qkv = new_tensor(3 * NC, dqkv, 0);
         k->att = new_tensor(NC, dbranch, N * NH), k->proj = branch, k->mid = new_tensor(NC, dx, 0);
         k->ln2 = new_tensor(NC, dbranch, N), k->fc = new_tensor(4 * NC, dfc, 0), k->gelu = new_tensor(4 * NC, dfc, 0);
         k->fcproj = branch, k->out = new_tensor(NC, dx, 0);
     }
-    m.to_lnf = new_layer(w, "ln_f", 0, C, 1, 1, 0), m.to_logits.w = m.wte;
-    m.embedded = new_tensor(NC, dx, 0), m.lnf = new_tensor(NC, dbranch, N);
+    m.to_lnf = m.block[L].to_ln1 = new_layer(w, "ln_f", 0, C, 1), m.to_logits.w = m.wte;
+    m.embedded = new_tensor(NC, dx, 0), m.lnf = m.block[L].ln1 = new_tensor(NC, dbranch, N);
     m.logits = new_tensor(N * Vp, NULL, 0), m.logits.d = m.logits.v;  // cross_entropy() writes one over the other
-    m.losses = zeros<float>(N);
     free(json), free(w);
     return m;
 }
 
-// Draw tokens one after the other, each from the probabilities that the model gives after those before it. The tokens
-// after it are 0 so far: no row before them sees them.
+// Print tokens, each the most probable after those before it. Those behind it are 0 so far: no row before sees them.
 static void sample(Model* m, int* device_tokens) {
-    int T = m->T < SAMPLE_TOKENS + 1 ? m->T : SAMPLE_TOKENS + 1, V = m->V, Vp = m->Vp;
-    int tokens[SAMPLE_TOKENS + 1] = {V - 1};  // <|endoftext|>, which documents begin with, is the last token
-    floatX* logits = (floatX*)malloc((size_t)Vp * sizeof(floatX));
+    int tokens[SAMPLE_TOKENS + 1] = {m->V - 1};  // <|endoftext|>, which documents begin with, is the last token
+    int T = m->T < SAMPLE_TOKENS + 1 ? m->T : SAMPLE_TOKENS + 1;
+    floatX* logits = (floatX*)malloc((size_t)m->Vp * sizeof(floatX));
     for (int n = 1; n < T; n++) {
-        check(cudaMemcpy(device_tokens, tokens, (size_t)T * sizeof(int), cudaMemcpyDefault));
+        check(cudaMemcpy(device_tokens, tokens, T * sizeof(int), cudaMemcpyDefault));
         forward(m, device_tokens, 1, T);
-        check(cudaMemcpy(logits, m->logits.v + (n - 1) * Vp, (size_t)Vp * sizeof(floatX), cudaMemcpyDefault));
-        double largest = -INFINITY, sum = 0;
-        for (int v = 0; v < V; v++) largest = fmax(largest, to_float(logits[v]));
-        for (int v = 0; v < V; v++) sum += exp(to_float(logits[v]) - largest);
-        double rest = sum * random_uniform();
-        while (tokens[n] < V - 1 && (rest -= exp(to_float(logits[tokens[n]]) - largest)) > 0) tokens[n]++;
-        if (tokens[n] == V - 1) break;
+        check(cudaMemcpy(logits, m->logits.v + (n - 1) * m->Vp, m->Vp * sizeof(floatX), cudaMemcpyDefault));
+        for (int v = 1; v < m->V; v++)
+            if (to_float(logits[v]) > to_float(logits[tokens[n]])) tokens[n] = v;
         printf("%d ", tokens[n]);
     }
-    putchar('\n');
-    free(logits);
+    putchar('\n'), free(logits);
 }
 
 // Sequences in the order of the file; a target is the next token. b points to arrays of the CPU.
@@ -1017,24 +953,23 @@ static void next_batch(Batch* b, const uint16_t* data, long tokens, int step, in
 }
 
 int main(int argc, char** argv) {
-    int steps = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 1000, B = argc > 3 ? (int)strtol(argv[3], NULL, 10) : BATCH;
-    const char *folder = argc > 2 ? argv[2] : NULL, *stories = "data/builtin";
-    char* file = argc > 4 ? read_file("", argv[4]) : read_file(stories, "train.bin");
+    if (argc < 5) die("usage: gpt2cu STEPS MODEL BATCH TOKENS [LEARNING_RATE]", "");
+    int steps = (int)strtol(argv[1], NULL, 10), B = (int)strtol(argv[3], NULL, 10);
+    char* file = read_file("", argv[4]);
     const uint16_t* data = (const uint16_t*)(file + 1024);  // behind a header of 256 int32
     long tokens = (file_size - 1024) / 2;
-    if (argc > 5) peak_learning_rate = strtod(argv[5], NULL);
+    double peak = argc > 5 ? strtod(argv[5], NULL) : 2e-3;
     if (steps < 1 || B < 1) die("the number of steps and the batch size are", "at least 1");
     check(cublasLtCreate(&cublaslt));
     const cudaFuncAttribute shared = cudaFuncAttributeMaxDynamicSharedMemorySize;
     check(cudaFuncSetAttribute(attention_forward_kernel, shared, FORWARD_TILES));
     check(cudaFuncSetAttribute(attention_backward_kernel<0>, shared, BACKWARD_TILES));
     check(cudaFuncSetAttribute(attention_backward_kernel<1>, shared, BACKWARD_TILES));
-    Model m = new_model(folder, B);
-    if (tokens <= m.T) die("too few tokens in", argc > 4 ? argv[4] : stories);
-
+    Model m = new_model(argv[2], B);
+    if (tokens <= m.T) die("too few tokens in", argv[4]);
     size_t N = (size_t)B * m.T, bytes = (4 * N + 1) * sizeof(int);
     int *host = (int*)malloc(bytes), *device = zeros<int>(4 * N + 1);
-    float* losses = (float*)malloc(N * sizeof(float));
+    float *host_losses = (float*)malloc(N * sizeof(float)), *losses = zeros<float>(N);
     Batch next = {host, host + N, host + 2 * N, host + 3 * N},
           batch = {device, device + N, device + 2 * N, device + 3 * N};
     std::chrono::duration<double> begin{}, end{};
@@ -1045,12 +980,13 @@ int main(int argc, char** argv) {
         check(cudaMemcpy(device, host, bytes, cudaMemcpyDefault));
         batch.distinct = next.distinct;
         forward(&m, batch.tokens, B, m.T);
-        cross_entropy(m.losses, m.logits, batch.targets, (int)N, m.V, m.Vp);
+        cross_entropy(losses, m.logits, batch.targets, (int)N, m.V, m.Vp);
         backward(&m, batch, B, m.T);
-        adamw(step + 1, learning_rate(step, steps));
-        next_batch(&next, data, tokens, step + 1, B, &m);                           // while the GPU is busy
-        check(cudaMemcpy(losses, m.losses, N * sizeof(float), cudaMemcpyDefault));  // waits for the step
-        for (size_t n = 0; n < N; n++) loss += losses[n] / (double)N;
+        adamw(step + 1, learning_rate(step, steps, peak));
+        check(cudaGetLastError());
+        next_batch(&next, data, tokens, step + 1, B, &m);                              // while the GPU is busy
+        check(cudaMemcpy(host_losses, losses, N * sizeof(float), cudaMemcpyDefault));  // waits for the step
+        for (size_t n = 0; n < N; n++) loss += host_losses[n] / (double)N;
         end = std::chrono::steady_clock::now().time_since_epoch();
         if (step == (steps > 6 ? 5 : 0)) begin = end;  // the first steps choose algorithms and load kernels
         printf("step %d/%d | loss %.8f\n", step + 1, steps, loss);
