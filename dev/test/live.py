@@ -45,7 +45,8 @@ class Chromium:
             os.dup2(copies[0], 3), os.dup2(copies[1], 4)
 
         flags = f"--headless --no-sandbox --disable-gpu --remote-debugging-pipe --user-data-dir={W}/chromium"
-        self.process = subprocess.Popen([program, *flags.split()], preexec_fn=pipes, close_fds=False, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen([program, *flags.split()], preexec_fn=pipes, close_fds=False,
+                                        stderr=subprocess.DEVNULL)  # fmt: skip
         os.close(child_in), os.close(child_out)
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
