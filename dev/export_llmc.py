@@ -26,21 +26,8 @@ from user_error import need, refuse_foreign
 np = need("numpy")
 MAGIC_WEIGHTS, MAGIC_TOKENS = 20240326, 20240328
 TOKENS_FILE = "gpt2_tokenizer.bin"
-# The tensors of a block in the order of the file; a matrix of a linear layer is [in, out] in DIR and [out, in] there.
-BLOCK = [
-    ("ln_1.weight", "vector"),
-    ("ln_1.bias", "vector"),
-    ("attn.c_attn.weight", "matrix"),
-    ("attn.c_attn.bias", "vector"),
-    ("attn.c_proj.weight", "matrix"),
-    ("attn.c_proj.bias", "vector"),
-    ("ln_2.weight", "vector"),
-    ("ln_2.bias", "vector"),
-    ("mlp.c_fc.weight", "matrix"),
-    ("mlp.c_fc.bias", "vector"),
-    ("mlp.c_proj.weight", "matrix"),
-    ("mlp.c_proj.bias", "vector"),
-]
+# The tensors of a block in the order of the file, each a weight and a bias; those of linear layers have a "c_".
+BLOCK = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -76,12 +63,12 @@ def tensors_of(sizes):
     positions, vocabulary, layers, _, channels = sizes
     yield "transformer.wte.weight", (vocabulary, channels), False
     yield "transformer.wpe.weight", (positions, channels), False
-    widths = {"c_attn": 3 * channels, "c_fc": 4 * channels}
-    for name, kind in BLOCK:
-        wide = widths.get(name.split(".")[1], channels)
-        narrow = 4 * channels if name == "mlp.c_proj.weight" else channels
+    widths = {"attn.c_attn": 3 * channels, "mlp.c_fc": 4 * channels}
+    for name, kind in ((name, kind) for name in BLOCK for kind in ("weight", "bias")):
+        wide, narrow = widths.get(name, channels), 4 * channels if name == "mlp.c_proj" else channels
+        is_matrix = "c_" in name and kind == "weight"  # [in, out] in DIR
         for layer in range(layers):
-            yield f"transformer.h.{layer}.{name}", (wide, narrow) if kind == "matrix" else (wide,), kind == "matrix"
+            yield f"transformer.h.{layer}.{name}.{kind}", (wide, narrow) if is_matrix else (wide,), is_matrix
     yield "transformer.ln_f.weight", (channels,), False
     yield "transformer.ln_f.bias", (channels,), False
 

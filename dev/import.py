@@ -66,8 +66,13 @@ def read_llmc(path):
     return header[2:7], 0.0, found
 
 
-def convert(path, out, activation):
-    is_nanogpt, tokens = path.endswith(".pt"), os.path.join(os.path.dirname(path), TOKENS_FILE)
+def main(arguments):
+    parser = Parser(__doc__)
+    parser.add_argument("checkpoint", metavar="CKPT", help="ckpt.pt of nanoGPT, or a .bin file of llm.c")
+    parser.add_argument("out", metavar="OUT", help="the directory to write")
+    parser.add_argument("--activation", choices=("gelu", "gelu_new"), help="default: gelu for nanoGPT, gelu_new for llm.c")
+    options = parser.parse_args(arguments)
+    path, out, is_nanogpt = options.checkpoint, options.out, options.checkpoint.endswith(".pt")
     if os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
         raise UserError(f"{out}: exists and is not an empty directory; choose another")
     with open(path, "rb"):  # so that an error names it, whatever reads it
@@ -79,23 +84,13 @@ def convert(path, out, activation):
     config.update(zip(("n_positions", "vocab_size", "n_layer", "n_head", "n_embd"), sizes))
     config.update(dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), dropout))
     config.update(dict.fromkeys(("bos_token_id", "eos_token_id"), 50256 if config["vocab_size"] > 50256 else None))
-    config["activation_function"] = activation or ("gelu" if is_nanogpt else "gelu_new")
-    if config["n_embd"] % config["n_head"]:
-        raise UserError(f"{path}: {config['n_embd']} channels cannot be cut into {config['n_head']} heads")
+    config["activation_function"] = options.activation or ("gelu" if is_nanogpt else "gelu_new")
     os.makedirs(out, exist_ok=True)
     write_file(os.path.join(out, "model.safetensors"), write_safetensors, tensors)
     write_atomically(os.path.join(out, "config.json"), json.dumps(config, indent=2) + "\n")
+    tokens = os.path.join(os.path.dirname(path), TOKENS_FILE)
     if not is_nanogpt and os.path.exists(tokens):
         shutil.copy(tokens, out)
-
-
-def main(arguments):
-    parser = Parser(__doc__)
-    parser.add_argument("checkpoint", metavar="CKPT", help="ckpt.pt of nanoGPT, or a .bin file of llm.c")
-    parser.add_argument("out", metavar="OUT", help="the directory to write")
-    parser.add_argument("--activation", choices=("gelu", "gelu_new"), help="default: gelu for nanoGPT, gelu_new for llm.c")
-    options = parser.parse_args(arguments)
-    convert(options.checkpoint, options.out, options.activation)
 
 
 if __name__ == "__main__":

@@ -7,22 +7,17 @@ unless they are already there. Prints the directory. Needs `pip install huggingf
 import os
 import sys
 
-from upload import FILES, Parser, quietly, refuse, run
+from upload import FILES, Parser, need, quietly, refuse, run
 
 
 def main():
     parser = Parser(__doc__)
     parser.add_argument("name", metavar="NAME", help="MODEL or ORGANIZATION/MODEL, then perhaps @REVISION")
     name, _, revision = parser.parse_args().name.removeprefix("hub:").partition("@")
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import disable_progress_bars
-    except ImportError:
-        refuse("the package huggingface_hub is missing: pip install huggingface_hub")
+    fetch = need("huggingface_hub").snapshot_download
     if not sys.stderr.isatty():
-        disable_progress_bars()
-    path = quietly("download of", name,
-                   lambda: snapshot_download(name, revision=revision or None, allow_patterns=FILES))
+        need("huggingface_hub.utils").disable_progress_bars()
+    path = quietly("download of", name, lambda: fetch(name, revision=revision or None, allow_patterns=FILES))
     for needed, others in (("config.json", ()), ("model.safetensors", ("model.safetensors.index.json",))):
         if not any(os.path.exists(os.path.join(path, file)) for file in (needed, *others)):
             refuse(f"{name}: its repository has no {needed}, which the trainers need")

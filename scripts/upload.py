@@ -10,7 +10,7 @@ import os
 import sys
 
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev"))
-from user_error import Parser, UserError, masked, read_json, run  # noqa: E402
+from user_error import Parser, UserError, masked, need, read_json, run  # noqa: E402
 
 FILES = ["README.md", "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
          "model-*-of-*.safetensors", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt",
@@ -80,14 +80,9 @@ def main():
         refuse(f"{options.name}: is not ORGANIZATION/MODEL or USER/MODEL")
     if not os.path.isfile(os.path.join(options.dir, "README.md")):
         print(f"{options.dir}: has no README.md, so the repository gets no model card")
-    try:
-        from huggingface_hub import HfApi
-        from huggingface_hub.utils import disable_progress_bars
-    except ImportError:
-        refuse("the package huggingface_hub is missing: pip install huggingface_hub")
+    api = need("huggingface_hub").HfApi()
     if not sys.stderr.isatty():
-        disable_progress_bars()
-    api = HfApi()
+        need("huggingface_hub.utils").disable_progress_bars()
     quietly("upload to", options.name,
             lambda: api.create_repo(options.name, private=options.private or None, exist_ok=True))
     quietly("upload to", options.name,

@@ -31,9 +31,10 @@ awk 'BEGIN { for (u = 1; u <= 60; u++) for (k = 0; k < 8; k++)
     print u "\t" (u * 7 + k * k * 3) % 50 + 1 "\t3\t" 1000 + (u * 31 + k * 17) % 400 }' >u.data
 sed 's/\t/::/g' u.data >ratings.dat
 { echo userId,movieId,rating,timestamp; sed 's/\t/,/g' u.data; } >ratings.csv
-for form in u.data ratings.dat ratings.csv; do prepare $form --out $form.bin >/dev/null; done
-check "three forms of ratings give one file" \
-    test "$(cksum u.data.bin ratings.dat.bin ratings.csv.bin | cut -d' ' -f1 | uniq | wc -l)" -eq 1
+{ echo user,item,stars,when; awk '{ printf "A%03d,B%03d,%s,%s\n", $1, $2, $3, $4 }' u.data; } >texts.csv
+for form in u.data ratings.dat ratings.csv texts.csv; do prepare $form --out $form.bin >/dev/null; done
+check "four forms of ratings give one file, also ids that are text" \
+    test "$(cksum u.data.bin ratings.dat.bin ratings.csv.bin texts.csv.bin | cut -d' ' -f1 | uniq | wc -l)" -eq 1
 # Two of user 7's ratings are the newest: the later line is held out. Items 10, 20, 30 become 0, 1, 2.
 printf '7\t20\t3\t5\n7\t30\t1\t9\n7\t10\t4\t9\n' >tie.data
 prepare tie.data --out tie.bin >/dev/null

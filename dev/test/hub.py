@@ -132,7 +132,7 @@ os.environ.update(HF_HOME=W + "/hub_home", HF_HUB_DISABLE_XET="1", HF_HUB_DISABL
 write(W + "/without/huggingface_hub.py", "raise ImportError")
 os.environ["PYTHONPATH"] = W + "/without"
 for command in ("upload.py straight me/model", "download.py me/model"):
-    refused(command, "huggingface_hub is missing: pip install")
+    refused(command, "'huggingface_hub' is missing; install it with: pip install")
 del os.environ["PYTHONPATH"]
 if importlib.util.find_spec("huggingface_hub"):
     with Hub(W + "/server") as hub:

@@ -195,6 +195,27 @@ def flags_of(runs, mark):
             yield short or "", long, re.match(r"\S*", row[32:])[0], allowed
 
 
+# Of runs that are compared with torch.
+LIKE_TORCH = "-x 20 -l 1e-3 -k constant -c 0 --beta2 0.999 --eps 1e-8 --shuffle 0 -v 0 -n 0"
+
+
+def far_from_torch(log, model, loss_of):
+    """Why the losses in a log are not those of 20 steps of a model of torch, whose losses are loss_of(step), or nothing."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
+    found = [float(text) for text in re.findall(r'"loss": ([0-9.e+-]+)', read(log))]
+    for step, ours in enumerate(found):
+        loss = loss_of(step)
+        if not abs(loss.item() - ours) <= 1e-5:  # sums in another order
+            return f"step {step + 1}: {ours}, by torch {loss.item()}"
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return "" if len(found) == 20 else f"{len(found)} losses"
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Files
 

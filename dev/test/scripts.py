@@ -51,6 +51,7 @@ CASES = [
     ("dev/export_gguf.py", "plain x.gguf", "x.gguf", {"plain/vocab.json": {}, "plain/merges.txt": TEXT | {"empty"}}),
     ("dev/export_llmc.py", "gpt2 x.bin", "x.bin",
      {"gpt2/config.json": {}, "gpt2/model.safetensors": {}, "gpt2/tokenizer.json": {"missing"}}),
+    ("dev/import.py", "llmc/model.bin new", "model.safetensors", {"llmc/model.bin": {}}),
     ("dev/data/prepare_gpt2.py", "--local a.txt --vocab whole --val-fraction 0 --processes 1 --out out", "out",
      {"a.txt": TEXT, "whole/tokenizer.json": {}}),
     ("dev/data/prepare_gpt2.py", "--local a.jsonl --vocab plain --processes 1 --out out", "out",
@@ -65,6 +66,7 @@ CASES = [
     ("dev/data/hellaswag.py", "--local h.jsonl --vocab gpt2 --out x.bin", "x.bin", {"h.jsonl": {}}),
     ("dev/data/lambada.py", "--local l.jsonl --vocab gpt2 --out x.bin", "x.bin", {"l.jsonl": {}}),
 ]
+PACKAGES = "numpy tokenizers gguf matplotlib huggingface_hub wandb mlflow".split()
 NEEDS = {"dev/export_gguf.py": "gguf", "scripts/plot.py": "matplotlib"}
 work = tempfile.TemporaryDirectory()
 W = work.name
@@ -78,6 +80,8 @@ def make_input(gpt2, bert):
             "-o", folder + name, check=True)
         shutil.rmtree(f"{folder}{name}/ckpt")
     letters = [chr(97 + i) for i in range(26)] + [f"##{chr(97 + i)}" for i in range(26)]
+    os.mkdir(folder + "llmc")
+    run(sys.executable, "dev/export_llmc.py", folder + "gpt2", folder + "llmc/model.bin", check=True)
     put(folder + "words/vocab.txt", "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + letters) + "\n")
     for name, left_out in (("plain", ["tokenizer.json"]), ("whole", ["vocab.json", "merges.txt"])):
         shutil.copytree(folder + "gpt2", folder + name, ignore=shutil.ignore_patterns(*left_out))
@@ -104,13 +108,13 @@ class Case:
         self.script, self.arguments, self.writes, self.reads = row
         self.name, self.folder = f"{self.script} {self.arguments}".strip(), folder
 
-    def run(self, change=None, stdout=subprocess.PIPE, most=None):
+    def run(self, change=None, stdout=subprocess.PIPE, most=None, without=""):
         """Run it in a copy of the input after a change, with files of `most` bytes: (what has ended, faults that were
         recorded, whether anything was). Temporary files that are left are faults too."""
         copy = tempfile.mkdtemp(dir=W)
         shutil.copytree(self.folder, copy, dirs_exist_ok=True)
         record, command = f"{copy}.record", [sys.executable, os.path.join(ROOT, self.script)]
-        env = {**os.environ, "PYTHONPATH": f"{RECORDER}:{TRACKERS}", "TRACK_RECORD": f"{copy}.calls",
+        env = {**os.environ, "PYTHONPATH": f"{RECORDER}:{without or TRACKERS}", "TRACK_RECORD": f"{copy}.calls",
                "RENAMES_RECORD": record, "RENAMES_BELOW": copy, "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
         if change:
             path, text = os.path.join(copy, change[0]), HOSTILE[change[1]]
@@ -135,6 +139,8 @@ class Case:
         if self.writes and done.returncode != 0 or "Traceback" in done.stderr:
             why = f"status {done.returncode}: {done.stderr[-300:]}"
         yield "what it renames is flushed", why
+        done, _, _ = self.run(without=W + "/without")
+        yield "without packages", done.stderr[-300:] if "Traceback" in done.stderr else ""
 
     def hostile(self, path, form):
         done, why, _ = self.run((path, form))
@@ -155,6 +161,8 @@ def main():
     absent = {script for script, module in NEEDS.items() if not importlib.util.find_spec(module)}
     for script in absent:
         skip(script, f"{sys.executable} has no {NEEDS[script]} (pip install {NEEDS[script]})")
+    for name in PACKAGES:
+        put(f"{W}/without/{name}.py", "raise ImportError")
     folder, os.environ["MPLCONFIGDIR"] = make_input(*sys.argv[1:3]), W + "/mpl"
     run(sys.executable, "-c", "import matplotlib.font_manager")  # makes its cache, which a full disk would refuse
     cases = [Case(row, folder) for row in CASES if row[0] not in absent]

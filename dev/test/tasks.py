@@ -18,7 +18,7 @@ from importlib.util import find_spec
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from runs import Runs  # noqa: E402
+from runs import LIKE_TORCH, Runs, far_from_torch  # noqa: E402
 from verdicts import finish, skip, verdict, write  # noqa: E402
 
 NAMES = ("low", "middle", "top")  # thirds of the alphabet
@@ -184,43 +184,32 @@ def answers(runs):
 
 
 def theirs(runs):
-    """Fine-tuned models of transformers: vectors of their encoders, and 20 losses with a new head, are those of transformers."""
+    """Of fine-tuned models of transformers, vectors of the encoder and losses with a new head are those of transformers."""
     import numpy
     import torch
     import transformers as hf
 
     torch.manual_seed(1)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
-    config = hf.BertConfig(vocab_size=57, intermediate_size=64, num_labels=5, initializer_range=0.1, **sizes)
     words = "[PAD] [UNK] [CLS] [SEP] [MASK]".split() + [mark + chr(97 + i) for mark in ("", "##") for i in range(26)]
+    config = hf.BertConfig(vocab_size=57, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+                           max_position_embeddings=64, num_labels=5, initializer_range=0.1)  # fmt: skip
     task = Task(runs, "other", "--task classify --dropout 0 --labels 3", put_classes)
-    ids = lambda text: tokenizer(text, return_tensors="pt")
+    rows = [line.split("\t") for line in task.read("other-train").splitlines()]
     for kind in ("TokenClassification", "QuestionAnswering", "SequenceClassification"):
         getattr(hf, "BertFor" + kind)(config).save_pretrained(task.at("theirs"))
         write(task.at("theirs/vocab.txt"), "\n".join(words) + "\n")
-        embed = [runs.program.replace("finetune_", "use_"), "-e", "theirs", "--embed", "other-asked", "--vectors", "v.npy"]
-        done = runs.start(embed, runs.files)
-        check("left out: " in done.stdout and not done.wrong(), f"{kind}: {done}")
-        encoder, tokenizer = hf.BertModel.from_pretrained(task.at("theirs")).eval(), hf.AutoTokenizer.from_pretrained(task.at("theirs"))
-        with torch.no_grad():
-            wanted = [encoder(**ids(text)).last_hidden_state.mean(1)[0].numpy() for text in task.read("other-asked").splitlines()]
-        off = numpy.abs(numpy.load(task.at("v.npy")) - numpy.stack(wanted)).max()
-        check(off <= 1e-5, f"{kind}: vectors are off by {off:.1e}")
-    flags = "-e theirs --new-head 1 -i other-train -b 4 --shuffle 0 -v 0 -n 0 -k constant -c 0 --beta2 0.999 --eps 1e-6"
-    task.run(f"{flags} -x 1 -l 0 -o start")  # the new head
-    task.run(f"{flags} -x 20 -l 1e-3 -o other")
+        embed = [runs.program.replace("finetune_", "use_"), *"-e theirs --embed other-asked --vectors v.npy".split()]
+        done, tokenizer = runs.start(embed, runs.files), hf.AutoTokenizer.from_pretrained(task.at("theirs"))
+        encoder, ids = hf.BertModel.from_pretrained(task.at("theirs")).eval(), lambda text: tokenizer(text, return_tensors="pt")
+        wanted = [encoder(**ids(text))[0].mean(1)[0].detach().numpy() for text in task.read("other-asked").splitlines()]
+        off = numpy.abs(numpy.load(task.at("v.npy")) - wanted).max()
+        check("left out: " in done.stdout and off <= 1e-5, f"{kind}: vectors are off by {off:.1e}; {done}")
+    task.run(f"-e theirs --new-head 1 -i other-train -b 4 {LIKE_TORCH.replace('-x 20 -l 1e-3', '-x 1 -l 0')} -o start")
+    task.run(f"-e theirs --new-head 1 -i other-train -b 4 {LIKE_TORCH} -o other")
     model = hf.BertForSequenceClassification.from_pretrained(task.at("start")).eval()  # without dropout
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-6, weight_decay=0)
-    rows = [line.split("\t") for line in task.read("other-train").splitlines()]
-    for step, found in enumerate(map(float, re.findall(r'"loss": ([0-9.e+-]+)', task.read("other/log.jsonl")))):
-        batch = rows[4 * step : 4 * step + 4]
-        loss = sum(model(**ids(text), labels=torch.tensor([NAMES.index(label)])).loss for label, text in batch) / 4
-        check(abs(loss.item() - found) <= 1e-5, f"step {step + 1}: {found}, transformers {loss.item()}")
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    check(step == 19, f"{step + 1} losses")
+    loss_of = lambda label, text: model(**ids(text), labels=torch.tensor([NAMES.index(label)])).loss / 4
+    why = far_from_torch(task.at("other/log.jsonl"), model, lambda i: sum(loss_of(*row) for row in rows[4 * i : 4 * i + 4]))
+    check(not why, why)
 
 
 def main(program):
