@@ -59,6 +59,7 @@ def check_cards():
     holds("a user's own card stays", read(W + "/kept/README.md") == mine and not done.stderr, done.stderr, done)
     shutil.copy(W + "/straight/README.md", W + "/kept/README.md")
     card(train("-y 1 -o kept --stop-after 10"), "kept", "^After step 10 of 20 ")
+    card(train("-y 1 -o kept -v 0 --stop-after 12"), "kept", "^After step 12 ", r"^\| `val_loss` \| [0-9.]+ \| 10 ")
 
 
 def same_text(name, source):
