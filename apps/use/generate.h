@@ -84,9 +84,9 @@ typedef struct {
     int end;         // the token that ends an answer; it is not part of the text; -1: none
     int T, V, can_cache;
     Sampler sampler;
-    int64_t written;  // new tokens of the texts that are printed
-    int64_t first;    // those that were drawn first
-    double begun;     // and when, 0 before
+    int64_t written;                 // new tokens of the texts that are printed
+    int64_t first;                   // those that were drawn first
+    double begun;                    // and when, 0 before
     uint64_t key[GENERATION_TEXTS];  // of the random numbers
 } Generation;
 

@@ -35,13 +35,12 @@ static inline void draw_check(Harness* h, int V, int kind, Sampler s) {
 }
 
 static inline void test_draw(Harness* h) {
-    static const Sampler SAMPLERS[] = {{0, 0, 0},     {1, 0, 0},     {0.7, 1, 0.9},  {0.8, 40, 0},
-                                       {1, 0, 0.5}, {1.3, 7, 0.6}, {1, 0, 1e-9}, {0.9, 300, 0.99}};
+    static const Sampler SAMPLERS[] = {{0, 0, 0},   {1, 0, 0},     {0.7, 1, 0.9}, {0.8, 40, 0},
+                                       {1, 0, 0.5}, {1.3, 7, 0.6}, {1, 0, 1e-9},  {0.9, 300, 0.99}};
     static const int SIZES[] = {1, 5, 257, 1500, 20000};
     for (size_t i = 0; i < COUNT_OF(SIZES); i++)
         for (size_t s = 0; s < COUNT_OF(SAMPLERS); s++)
-            for (int kind = 0; kind < 3; kind++)
-                draw_check(h, SIZES[i], kind, SAMPLERS[s]);
+            for (int kind = 0; kind < 3; kind++) draw_check(h, SIZES[i], kind, SAMPLERS[s]);
 }
 
 #endif

@@ -38,12 +38,12 @@ OP_FN(linear_decode_after) {
 
 static const Arg LINEAR_DECODE_ARGS[] =
     ARGS(ARG(x, "N IC", IN, 2), ARG(w, "OC IC", IN, 0.05), ARG(b, "OC", IN, 1), ARG(m, "IC", IN, 1),
-         ARG(v, "IC", IN, 0.5), ARG(y, "N OC", BY_MODE, 1, 1e-5), ARG_AS("u", dx, "N IC", OUT),
-         ARG(pre, "N OC", OUT), ARG(mean, "N", OUT), ARG(rstd, "N", OUT));
+         ARG(v, "IC", IN, 0.5), ARG(y, "N OC", BY_MODE, 1, 1e-5), ARG_AS("u", dx, "N IC", OUT), ARG(pre, "N OC", OUT),
+         ARG(mean, "N", OUT), ARG(rstd, "N", OUT));
 static const int LINEAR_DECODE_SIZES[][3] = {{1, 8, 1},   {1, 48, 7},    {3, 33, 20},  {4, 64, 65},
                                              {5, 64, 64}, {1, 1600, 40}, {9, 768, 96}, {1, 3072, 11}};
 // The products of the 124M and of the 1558M model, and of 64 texts.
-static const int LINEAR_DECODE_BENCH[][3] = {{1, 768, 2304},   {1, 3072, 768},  {1, 768, 50304}, {1, 1600, 4800},
+static const int LINEAR_DECODE_BENCH[][3] = {{1, 768, 2304},  {1, 3072, 768},  {1, 768, 50304}, {1, 1600, 4800},
                                              {1, 1600, 6400}, {1, 6400, 1600}, {64, 768, 3072}};
 
 static const Op LINEAR_DECODE = {

@@ -28,9 +28,9 @@ typedef struct {
     int64_t steps;           // of this process
     int64_t launched, made;  // graphs
     size_t nodes;            // of the last one
+    void* last;              // that one; NULL: none since the last restart
 #ifdef __CUDACC__
-    cudaGraphExec_t last;  // that was launched; NULL: none since the last restart
-    int part;              // of the step that is captured
+    int part;  // of the step that is captured
     int next;  // the shape to replace by a new one
     struct {
         int part;
@@ -53,12 +53,7 @@ static inline void step_graph_open(StepGraph* g, const Settings* s, int ranks) {
 }
 
 // The next steps launch other ops, which may allocate scratch: begin again with steps without a graph.
-static inline void step_graph_restart(StepGraph* g) {
-    g->steps = 0;
-#ifdef __CUDACC__
-    g->last = NULL;
-#endif
-}
+static inline void step_graph_restart(StepGraph* g) { g->steps = 0, g->last = NULL; }
 
 #ifdef __CUDACC__
 
@@ -66,7 +61,7 @@ static inline void step_graph_restart(StepGraph* g) {
 static inline int step_graph_repeat(StepGraph* g, Context* ctx) {
     if (!g->last) return 0;
     g->launched++;
-    cudaCheck(cudaGraphLaunch(g->last, ctx->stream));
+    cudaCheck(cudaGraphLaunch((cudaGraphExec_t)g->last, ctx->stream));
     return 1;
 }
 
@@ -137,7 +132,8 @@ static inline void step_graph_end(StepGraph* g, Context* ctx) {
     g->made += step_graph_take(exec, graph);
     g->launched++;
     cudaCheck(cudaGraphDestroy(graph));
-    cudaCheck(cudaGraphLaunch(g->last = *exec, ctx->stream));
+    cudaCheck(cudaGraphLaunch(*exec, ctx->stream));
+    g->last = *exec;
     step_graph_free_outgrown(ctx);
 }
 
