@@ -24,7 +24,7 @@ differ() { # tolerance
 
 # Weights that have been trained for a while, so that no bias is 0, and a run from them.
 trainer() { # batch, sizes, learning rate
-    run -b "$1" "${FLAGS[@]}" -e "$2" -l 5e-3 -o "$work/start"
+    run -b 4 "${FLAGS[@]}" -e "$2" -l 2e-3 -o "$work/start"
     run -b "$1" "${FLAGS[@]}" -e "$work/start" --shuffle 0 -l "$3" -u 2 -q 0.05 -c 0.1 -o "$work/run"
     ended_with 0
 }
