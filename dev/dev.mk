@@ -10,6 +10,7 @@ RECSYS_TESTS := $(addprefix $(B)/test_,dlrm ncf dlrm_double ncf_double)
 CUDA_H := $(if $(HAS_NVCC),$(patsubst %/cublasLt.h,%,$(wildcard $(TOOLKIT)/include/cublasLt.h)))
 E      := $(B)/emulated/$(PRECISION)
 EMULATED := $(addprefix $E/,ops_80 ops_90a)
+EMULATED_PROGRAMS := $(addprefix $E/,test_gpt2 test_bert train_gpt2 use_gpt2 train_bert use_bert finetune_bert)
 ONE_FILE := $(patsubst %,$(B)/emulated/%/gpt2_in_one_file,bf16 fp32)
 
 # What tests train on: made by dev/test/text.py, the same bytes every time.
@@ -32,7 +33,7 @@ $(addprefix $(G)/,$(GPU_PROGRAMS) test_gpt2cu test_bertcu): $(G)/%cu: %.cu Makef
 # The machine code of every program, architecture and precision, for dev/compare_sass.py. A warning is an error, a
 # spilled register and a wgmma product that ptxas serializes included. `make cubins CUBINS=FOLDER` puts them elsewhere.
 CUBINS ?= build/cubins
-CUBIN_FILES := $(foreach p,$(notdir $(basename $(wildcard train_*.cu apps/*.cu))),\
+CUBIN_FILES := $(foreach p,$(notdir $(basename $(wildcard train_*.cu apps/*.cu dev/ladder/*.cu))),\
                $(foreach a,80 90a 100,$(foreach r,bf16 fp16 fp32,$(CUBINS)/$p.$a.$r.cubin)))
 cubins: $(CUBIN_FILES)
 $(CUBIN_FILES): override ARCH = $(word 2,$(subst ., ,$(@F)))
@@ -40,7 +41,7 @@ $(CUBIN_FILES): override PTX =
 $(CUBIN_FILES): override PRECISION = $(word 3,$(subst ., ,$(@F)))
 $(CUBIN_FILES): $(PAGES) Makefile dev/dev.mk
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -MF $@.d -cubin $(wildcard $(addsuffix $(firstword $(subst ., ,$(@F))).cu,./ apps/)) -o $@ >$@.log 2>&1; \
+	$(NVCC) $(NVFLAGS) -MF $@.d -cubin $(wildcard $(addsuffix $(firstword $(subst ., ,$(@F))).cu,./ apps/ dev/ladder/)) -o $@ >$@.log 2>&1; \
 	status=$$?; cat $@.log; [ $$status = 0 ] && ! grep -qiE 'warning|spill|serialized' $@.log || { rm -f $@; exit 1; }
 -include $(wildcard $(CUBINS)/*.d)
 
@@ -54,15 +55,16 @@ $(B)/emulated/source/made: $(shell find llmc apps dev/ops dev/recsys dev/test -n
 	python3 dev/emulator/translate.py $(@D)
 	@touch $@
 
-EMULATED_MODELS := $(addprefix $E/,test_gpt2 test_bert train_gpt2 use_gpt2 train_bert use_bert finetune_bert)
-$E/ops_90a $(EMULATED_MODELS): private EMULATE := -DHAS_SM90A
+$E/ops_90a $(EMULATED_PROGRAMS): private EMULATE := -DHAS_SM90A
 $(ONE_FILE): private EMULATE := -DONE_FILE
-$(EMULATED) $(ONE_FILE) $(EMULATED_MODELS): $(B)/emulated/source/made $(PAGES)
+$(EMULATED) $(EMULATED_PROGRAMS) $(ONE_FILE): $(B)/emulated/source/made $(PAGES)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(notdir $(@D)) | tr a-z A-Z) $(EMULATE) \
 	    -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) -fno-strict-aliasing -no-pie -fno-pie \
 	    -U_FORTIFY_SOURCE $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi -Wno-maybe-uninitialized \
-	    -include dev/emulator/emulator.h -x c++ $(<D)/$(if $(filter ops%,$(@F)),dev/ops.cu,$(wildcard $(addsuffix $(@F).cu,./ apps/ dev/ladder/))) -o $@ -ldl
+	    -include dev/emulator/emulator.h -x c++ \
+	    $(<D)/$(or $(patsubst ops%,dev/ops.cu,$(filter ops%,$(@F))),$(wildcard $(addsuffix $(@F).cu,./ apps/ dev/ladder/))) \
+	    -o $@ -ldl
 
 # All rungs for GPUs in one compilation, whether or not a GPU is here.
 $(G)/ladders.cubin: $(wildcard dev/ladder/*/*.cuh dev/ladder/*/rungs.txt) dev/ladder/run.sh \

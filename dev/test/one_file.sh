@@ -23,9 +23,9 @@ differ() { # tolerance
 }
 
 # Weights that have been trained for a while, so that no bias is 0, and a run from them.
-trainer() { # batch, sizes, learning rate
-    run -b "$1" "${FLAGS[@]}" -e "$2" -l 5e-3 -o "$work/start"
-    run -b "$1" "${FLAGS[@]}" -e "$work/start" --shuffle 0 -l "$3" -u 2 -q 0.05 -c 0.1 -o "$work/run"
+trainer() { # sizes, learning rate before, batch, learning rate
+    run -b 4 "${FLAGS[@]}" -e "$1" -l "$2" -o "$work/start"
+    run -b "$3" "${FLAGS[@]}" -e "$work/start" --shuffle 0 -l "$4" -u 2 -q 0.05 -c 0.1 -o "$work/run"
     ended_with 0
 }
 
@@ -39,7 +39,7 @@ has_sample() { verdict 'a sample comes out' "$([ "$(tail -n 1 "$work/stdout" | w
 if [ -n "$emulated" ]; then
     is_short 1000 "$root/dev/ladder/gpt2_in_one_file.cu"
     # Two tiles of queries, the second not full; padding behind the vocabulary; rows of several sequences.
-    why=$(trainer 2 L=2,C=128,NH=2,T=70 5e-4)
+    why=$(trainer L=2,C=128,NH=2,T=70 2e-3 2 5e-4)
     for precision in fp32 bf16; do
         timeout 600 "$emulated/$precision/gpt2_in_one_file" 20 "$work/start" 2 data/builtin/train.bin 5e-4 \
             >"$work/stdout" 2>"$work/stderr"
@@ -51,9 +51,9 @@ else
     is_short 500 "$source"
     "${CC:-cc}" -O2 "$source" -lm -o "$work/one_file" 2>"$work/stderr"
     verdict 'a C compiler and libm are enough, without a warning' "$(cat "$work/stderr")"
-    why=$(trainer 4 L=3,C=48,NH=3,T=33 2e-3)
+    why=$(trainer L=3,C=48,NH=3,T=33 5e-3 4 2e-3)
     timeout 60 "$work/one_file" 20 "$work/start" >"$work/stdout" 2>"$work/stderr"
-    verdict 'losses of 20 steps' "${why:-$(differ 5e-6)}"
+    verdict 'losses of 20 steps' "${why:-$(differ 4e-6)}"
     has_sample
 fi
 finish
