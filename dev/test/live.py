@@ -213,7 +213,8 @@ def look(browser, name):
     browser.evaluate("document.querySelector('#look').click()")
     inside = "document.querySelector('iframe').contentDocument"
     shown = wait(browser, f"{inside}?.querySelectorAll('#text .token').length > 9", 20)
-    holds(f"{name}: views of a typed text", shown and browser.evaluate(f"{inside}.querySelectorAll('canvas').length") > 20)
+    maps = browser.evaluate(f"{inside}?.querySelectorAll('canvas').length")
+    holds(f"{name}: views of a typed text", shown and maps > 20, maps)
     browser.evaluate(f"{inside}.querySelector('nav a').click()")
     return (browser.evaluate(f"JSON.parse({inside}.querySelector('#data').textContent)"),
             browser.evaluate("document.querySelector('#continued').textContent"))  # fmt: skip
