@@ -207,16 +207,22 @@ def check_controls(browser):
     holds("it goes on to its end", wait(browser, IS_DONE), browser.evaluate("latest.done"))
 
 
-def check_look(browser):
-    """The look inside a typed text is that of use_gpt2, which reads the model that the page saves."""
+def look(browser, name):
+    """The data of the look inside a typed text, and what the page says of it."""
     browser.evaluate(f"document.querySelector('#text').value = '{TEXT}'")
     browser.evaluate("document.querySelector('#look').click()")
     inside = "document.querySelector('iframe').contentDocument"
-    holds("views of a typed text", wait(browser, f"{inside}?.querySelectorAll('#text .token').length > 9", 20) and
-          browser.evaluate(f"{inside}.querySelectorAll('canvas').length") > 20)  # fmt: skip
+    shown = wait(browser, f"{inside}?.querySelectorAll('#text .token').length > 9", 20)
+    maps = browser.evaluate(f"{inside}?.querySelectorAll('canvas').length")
+    holds(f"{name}: views of a typed text", shown and maps > 20, maps)
     browser.evaluate(f"{inside}.querySelector('nav a').click()")
-    data = browser.evaluate(f"JSON.parse({inside}.querySelector('#data').textContent)")
-    shown = browser.evaluate("document.querySelector('#continued').textContent")
+    return (browser.evaluate(f"JSON.parse({inside}.querySelector('#data').textContent)"),
+            browser.evaluate("document.querySelector('#continued').textContent"))  # fmt: skip
+
+
+def check_look(browser):
+    """The look inside is that of use_gpt2, which reads the model that the page saves."""
+    data, shown = look(browser, "Chromium")
     browser.evaluate("document.querySelector('#save').click()")
     path = W + "/gpt2_live.zip"
     for _ in range(100):
@@ -275,6 +281,7 @@ else:
 if firefox:
     browser = Firefox(firefox)
     train(browser, "Firefox")
+    look(browser, "Firefox")
     browser.close()
 else:
     skip("Firefox", "no Firefox found (FIREFOX=PATH names one)")
