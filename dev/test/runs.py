@@ -243,7 +243,7 @@ def put_examples(at):
     for name in ("vocab.txt", "tokenizer_config.json"):
         shutil.copy(at("data/builtin/bert/" + name), at("texts"))
     rows = {
-        "train": [f"{'low middle top'.split()[i % 3]}\ttext, {i} \"{i * i}\"\n" for i in range(40)],
+        "train": [f"{'low middle top'.split()[i % 3]}\ttext \"{i * i}\", {i}\n" for i in range(40)],
         "long": [f"{i % 2}\tthe dog saw {i * i} cats {'and ' * (i % 9)}\n" for i in range(10, 60)],
         "rated": [f"{i / 8}\t{i}{i * i}\n" for i in range(10, 50)],
     }
