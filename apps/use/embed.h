@@ -101,8 +101,8 @@ static inline Embedding embed_open(const MlmTextSettings* settings, const WordPi
 
 static inline int embed_compare(const void* left, const void* right) {
     const EmbedLine *a = (const EmbedLine*)left, *b = (const EmbedLine*)right;
-    int shorter = a->ids.count < b->ids.count, longer = a->ids.count > b->ids.count;
-    return shorter != longer ? shorter - longer : a->number - b->number;
+    const size_t n = a->ids.count, m = b->ids.count;
+    return n == m ? a->number - b->number : n < m ? 1 : -1;
 }
 
 // Read, tokenize and sort the lines of the next window.

@@ -85,7 +85,7 @@ def main(trainer, program):
                 write(folder + "/texts", "\n".join(line for line, _ in LINES * times))  # the last line has no end
                 flags, out = ["--embed", folder + "/texts", "--pool", pool, "-b", batch], f"{folder}/{pool}{batch}.npy"
                 done = run(os.path.abspath(program), "-e", folder, *flags, "--vectors", out)
-                verdict(f"--embed --pool {pool} -b {batch}, {times} times", why_wrong(done, out, np.stack(expected * times)))
+                verdict(f"--embed --pool {pool} -b {batch} x {times}", why_wrong(done, out, np.stack(expected * times)))
     finish()
 
 
