@@ -136,11 +136,12 @@ graph s=two_layers,d12_128_tokens | @s: the same bits | | same @s_0 @s_1
 graph | | forget {two_layers,d12_128_tokens}_{0,1}
 
 # In fp32 a text is the same alone and in a batch. Tokens/s after the first.
-text: write() { build/$1/use_gpt2cu -e ${size:-d12} --generate 512 "${@:2}"; }
-text p=bf16,fp32 n=1,64 | @p, @n with and without a graph | write @p --samples @n >$OUT/text_1 &&
-    write @p --samples @n --graph 0 >$OUT/text_0 && cmp $OUT/text_{0,1}
-text | alone and in a batch | write fp32 >$OUT/alone && cmp -n $(stat -c %s $OUT/alone) $OUT/alone <(write fp32 --samples 64)
-text s=d12,d48 n=1,64 | text_@s_@n | size=@s write bf16 --samples @n 2>&1 >$OUT/text|
+text: bf16="./use_gpt2cu --generate 512" fp32="build/fp32/use_gpt2cu --generate 512"
+text p=bf16,fp32 n=1,64 | @p, @n with and without a graph | ${@p} -e d12 --samples @n >$OUT/text_1 &&
+    ${@p} -e d12 --samples @n --graph 0 >$OUT/text_0 && cmp $OUT/text_{0,1}
+text | alone and in a batch | $fp32 -e d12 >$OUT/text_1 && $fp32 -e d12 --samples 64 >$OUT/text_0 &&
+    cmp -n $(stat -c %s $OUT/text_1) $OUT/text_{0,1}
+text s=d12,d48 n=1,64 | text_@s_@n | $bf16 -e @s --samples @n 2>&1 >$OUT/text|
     sed -nE 's/.*: (.*) tokens.s after.*/RESULT text size=@s samples=@n tokens_s=\1/p' | shows ^RESULT
 
 # memcheck checks all of matmul, because it only tests that accesses stay inside the operands; the other tools check only our
