@@ -144,7 +144,7 @@ include dev/dev.mk
 help:
 	@echo "make               build the programs that this machine can build, and the built-in corpus"
 	@echo "make setup         install what is missing: a C compiler if there is none, and the optional parts"
-	@echo "make quickstart    set up, build, train a small GPT-2 on stories about a small world;  make quickstart-bert: a BERT"
+	@echo "make quickstart    set up, build, train a small GPT-2 on stories;  make quickstart-bert: a BERT"
 	@echo "make test          set up, build, test: ten minutes on two cores (ONLY=resume: suites of this name;"
 	@echo "                   ONLY=ops OP=gelu: one op);  make test-full: the long suites, half an hour more"
 	@echo "make check         a minute: headers, include direction, sizes, formatting, links;  make check-all: the rest"

@@ -157,8 +157,8 @@ for header in $headers $dev_headers; do
     [[ " $generated_headers " == *" $header "* ]] || most_lines "$header" 450
 done
 # These numbers only go down.
-most_lines train_gpt2.cu 668
-most_lines train_bert.cu 722
+most_lines train_gpt2.cu 566
+most_lines train_bert.cu 600
 most_lines apps/finetune_bert.cu 387
 most_lines apps/use_gpt2.cu 173
 most_lines apps/use_bert.cu 120

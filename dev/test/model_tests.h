@@ -104,7 +104,13 @@ static void report_golden(Tests* t, const char* what, const char* key, const Saf
                           size_t n, double tolerance) {
     real* want = (real*)xmalloc(n * sizeof(real));
     golden_values(file, key, want, n);
-    report(t, largest_error(got, want, n), tolerance, "%s: %s", what, key);
+    const double error = largest_error(got, want, n);
+    report(t, error, tolerance, "%s: %s", what, key);
+    size_t worst = 0;
+    for (size_t i = 1; i < n; i++)
+        if (!(fabs(got[i] - want[i]) <= fabs(got[worst] - want[worst]))) worst = i;
+    if (!(error <= tolerance))
+        printf("     element %zu is %.9g, expected %.9g\n", worst, (double)got[worst], (double)want[worst]);
     free(want);
 }
 
