@@ -963,11 +963,11 @@ int main(int argc, char** argv) {
     long tokens = (file_size - 1024) / 2;
     double peak = argc > 5 ? strtod(argv[5], NULL) : 2e-3;
     if (steps < 1 || B < 1) die("the number of steps and the batch size are", "at least 1");
-    check(cublasLtCreate(&cublaslt));
     const cudaFuncAttribute shared = cudaFuncAttributeMaxDynamicSharedMemorySize;
     check(cudaFuncSetAttribute(attention_forward_kernel, shared, FORWARD_TILES));
     check(cudaFuncSetAttribute(attention_backward_kernel<0>, shared, BACKWARD_TILES));
     check(cudaFuncSetAttribute(attention_backward_kernel<1>, shared, BACKWARD_TILES));
+    check(cublasLtCreate(&cublaslt));
     Model m = new_model(argv[2], B);
     if (tokens <= m.T) die("too few tokens in", argv[4]);
     size_t N = (size_t)B * m.T, bytes = (4 * N + 1) * sizeof(int);
