@@ -776,8 +776,7 @@ static __global__ void squares_kernel(double* sums, const float* d, size_t n) {
     if (threadIdx.x % 32 == 0) sums[blockIdx.x * NORM_WARPS + threadIdx.x / 32] = sum;
 }
 
-// One warp: the factor on the gradients.
-static __global__ void clip_kernel(float* clip, const double* sums) {
+static __global__ void clip_kernel(float* clip, const double* sums) {  // one warp: the factor on the gradients
     double sum = 0;
 #pragma unroll 16
     for (int i = threadIdx.x; i < NORM_BLOCKS * NORM_WARPS; i += 32) sum += sums[i];
@@ -919,17 +918,21 @@ static Model new_model(const char* folder, int B) {
     return m;
 }
 
-// Print tokens, each the most probable after those before it. Those behind it are 0 so far: no row before sees them.
+// Draw tokens, each from the probabilities after those before it: the largest logit, each with a random number of the
+// Gumbel distribution added. The tokens behind are 0 so far: no row before sees them.
 static void sample(Model* m, int* device_tokens) {
     int tokens[SAMPLE_TOKENS + 1] = {m->V - 1};  // <|endoftext|>, which documents begin with, is the last token
     int T = m->T < SAMPLE_TOKENS + 1 ? m->T : SAMPLE_TOKENS + 1;
     floatX* logits = (floatX*)malloc((size_t)m->Vp * sizeof(floatX));
     for (int n = 1; n < T; n++) {
+        double largest = -INFINITY;
         check(cudaMemcpy(device_tokens, tokens, T * sizeof(int), cudaMemcpyDefault));
         forward(m, device_tokens, 1, T);
         check(cudaMemcpy(logits, m->logits.v + (n - 1) * m->Vp, m->Vp * sizeof(floatX), cudaMemcpyDefault));
-        for (int v = 1; v < m->V; v++)
-            if (to_float(logits[v]) > to_float(logits[tokens[n]])) tokens[n] = v;
+        for (int v = 0; v < m->V; v++) {
+            double x = to_float(logits[v]) - log(-log(drand48()));
+            if (x > largest) largest = x, tokens[n] = v;
+        }
         printf("%d ", tokens[n]);
     }
     putchar('\n'), free(logits);
@@ -960,11 +963,11 @@ int main(int argc, char** argv) {
     long tokens = (file_size - 1024) / 2;
     double peak = argc > 5 ? strtod(argv[5], NULL) : 2e-3;
     if (steps < 1 || B < 1) die("the number of steps and the batch size are", "at least 1");
-    check(cublasLtCreate(&cublaslt));
     const cudaFuncAttribute shared = cudaFuncAttributeMaxDynamicSharedMemorySize;
     check(cudaFuncSetAttribute(attention_forward_kernel, shared, FORWARD_TILES));
     check(cudaFuncSetAttribute(attention_backward_kernel<0>, shared, BACKWARD_TILES));
     check(cudaFuncSetAttribute(attention_backward_kernel<1>, shared, BACKWARD_TILES));
+    check(cublasLtCreate(&cublaslt));
     Model m = new_model(argv[2], B);
     if (tokens <= m.T) die("too few tokens in", argv[4]);
     size_t N = (size_t)B * m.T, bytes = (4 * N + 1) * sizeof(int);
@@ -988,11 +991,10 @@ int main(int argc, char** argv) {
         check(cudaMemcpy(host_losses, losses, N * sizeof(float), cudaMemcpyDefault));  // waits for the step
         for (size_t n = 0; n < N; n++) loss += host_losses[n] / (double)N;
         end = std::chrono::steady_clock::now().time_since_epoch();
-        if (step == (steps > 6 ? 5 : 0)) begin = end;  // the first steps choose algorithms and load kernels
+        if (step == 5) begin = end;  // the first steps choose algorithms and load kernels
         printf("step %d/%d | loss %.8f\n", step + 1, steps, loss);
     }
-    int timed = steps > 6 ? steps - 6 : steps - 1;
-    printf("%.0f tokens/s in the last %d steps\n", timed ? (double)N * timed / (end - begin).count() : 0, timed);
+    if (steps > 6) printf("%.0f tokens/s from step 7 on\n", (double)N * (steps - 6) / (end - begin).count());
     sample(&m, device);
     return 0;
 }

@@ -3,8 +3,9 @@
 # same losses.
 #
 #     bash dev/test/one_file.sh ./train_gpt2            gpt2_in_one_file.c, from the repository's root
-#     bash dev/test/one_file.sh ./train_gpt2 FOLDER     gpt2_in_one_file.cu, of which FOLDER/bf16 and FOLDER/fp32 have
-#                                                       builds for the CPU (dev/emulator)
+#     bash dev/test/one_file.sh ./train_gpt2 build/emulated/bf16/gpt2_in_one_file
+#                                                       gpt2_in_one_file.cu on the CPU (dev/emulator), and its build in
+#                                                       fp32, at the same place in the folder fp32
 #
 # Ends with `N passed, N failed, N skipped`; exit status 1 if one failed.
 set -u
@@ -41,7 +42,7 @@ if [ -n "$emulated" ]; then
     # Two tiles of queries, the second not full; padding behind the vocabulary; rows of several sequences.
     why=$(trainer L=2,C=128,NH=2,T=70 2e-3 2 5e-4)
     for precision in fp32 bf16; do
-        timeout 600 "$emulated/$precision/gpt2_in_one_file" 20 "$work/start" 2 data/builtin/train.bin 5e-4 \
+        timeout 600 "${emulated/bf16/$precision}" 20 "$work/start" 2 data/builtin/train.bin 5e-4 \
             >"$work/stdout" 2>"$work/stderr"
         verdict "losses of 20 steps, $precision" "${why:-$(differ $([ $precision = fp32 ] && echo 1e-5 || echo 2e-3))}"
     done
