@@ -56,7 +56,8 @@ static inline Text labelled_from_json(const char* path, const char* text, size_t
                 const JsonNode* value = json_get(json.root, c->key);
                 if (c->type >= JSON_ARRAY) continue;
                 if (!value || value->type >= JSON_ARRAY)
-                    die(USAGE, "%s: line %zu: has no text or number under the key \"%s\" of line 1", path, line, c->key);
+                    die(USAGE, "%s: line %zu: has no text or number under the key \"%s\" of line 1", path, line,
+                        c->key);
                 if (columns++) text_append(&out, "\t", 1);
                 if (row == 0) labelled_put(&out, c->key, c->key_length);
                 else if (value->string) labelled_put(&out, value->string, value->length);

@@ -108,8 +108,5 @@ why = not_refused(script("dev/export_llmc.py", W + "/golden", W + "/x.bin"), "co
 verdict("what llm.c does not know is refused", why)
 absent = [name for name in ("torch", "transformers") if not find_spec(name)]
 for bias in (0, 1):
-    if absent:
-        skip(f"nanoGPT, bias={bias}", f"{sys.executable} has no {absent[0]}")
-    else:
-        check_nanogpt(bias)
+    skip(f"nanoGPT, bias={bias}", f"{sys.executable} has no {absent[0]}") if absent else check_nanogpt(bias)
 finish()
