@@ -200,24 +200,14 @@ static void task_free(TaskModel* m) {
 
 // Accept the encoder weights of any BERT, with or without heads. `starts_head`: a head in the file is not read.
 static WeightRules task_weight_rules(const BertConfig* c, Task task, int starts_head) {
-    static const char* const ignored[] = {"embeddings.position_ids",
-                                          "predictions.decoder.weight",
-                                          "predictions.decoder.bias",
-                                          "predictions.bias",
-                                          "pooler.dense.weight",
-                                          "pooler.dense.bias",
-                                          "seq_relationship.weight",
-                                          "seq_relationship.bias",
-                                          "transform.dense.weight",
-                                          "transform.dense.bias",
-                                          "transform.LayerNorm.weight",
-                                          "transform.LayerNorm.bias",
-                                          "LayerNorm.gamma",
-                                          "LayerNorm.beta",
-                                          "classifier.weight",
-                                          "classifier.bias",
-                                          "qa_outputs.weight",
-                                          "qa_outputs.bias"};
+    // clang-format off
+    static const char* const ignored[] = {
+        "embeddings.position_ids", "predictions.decoder.weight", "predictions.decoder.bias", "predictions.bias",
+        "transform.dense.weight", "transform.dense.bias", "transform.LayerNorm.weight", "transform.LayerNorm.bias",
+        "LayerNorm.gamma", "LayerNorm.beta", "seq_relationship.weight", "seq_relationship.bias",
+        "pooler.dense.weight", "pooler.dense.bias",
+        "classifier.weight", "classifier.bias", "qa_outputs.weight", "qa_outputs.bias"};
+    // clang-format on
     static const char* const may_lack[] = {"bert.pooler.", "classifier.", "qa_outputs."};
     WeightRules rules = bert_weight_rules(c);
     rules.file.ignored = ignored, rules.file.ignored_count = COUNT_OF(ignored);

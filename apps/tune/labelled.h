@@ -201,8 +201,7 @@ static inline void labelled_open(Labelled* l, const char* path, const LabelNames
     l->at = l->begin = utf8_mark(l->text, l->size);
     l->has_empty = names != NULL;
     labelled_read_header(l, names);
-    if (is_json && !l->header)
-        die(USAGE, "%s: line 1 has no key called label, or none called " LABELLED_TEXTS, path);
+    if (is_json && !l->header) die(USAGE, "%s: line 1 has no key called label, or none called " LABELLED_TEXTS, path);
 }
 
 // Split the next line, which must have all columns. Returns 0 at the end of the file.

@@ -47,10 +47,7 @@ static inline Text labelled_from_json(const char* path, const char* text, size_t
     for (size_t at = utf8_mark(text, size), line = 1, n; at < size; at += n + 1, line++) {
         n = strcspn(text + at, "\n");
         int row = first.root != NULL;  // 0: the keys come first
-        if (strspn(text + at, " \t\r") == n) {
-            text_append(&out, "\n", 1);
-            continue;
-        }
+        if (n == 0) continue;
         if (json_parse(&json, text + at, n, error) != 0) die(USAGE, "%s: line %zu: is not JSON: %s", path, line, error);
         if (json.root->type != JSON_OBJECT) die(USAGE, "%s: line %zu: is not an object", path, line);
         for (first = row ? first : json; row < 2; row++) {
@@ -59,7 +56,8 @@ static inline Text labelled_from_json(const char* path, const char* text, size_t
                 const JsonNode* value = json_get(json.root, c->key);
                 if (c->type >= JSON_ARRAY) continue;
                 if (!value || value->type >= JSON_ARRAY)
-                    die(USAGE, "%s: line %zu: has no text or number under the key \"%s\" of line 1", path, line, c->key);
+                    die(USAGE, "%s: line %zu: has no text or number under the key \"%s\" of line 1", path, line,
+                        c->key);
                 if (columns++) text_append(&out, "\t", 1);
                 if (row == 0) labelled_put(&out, c->key, c->key_length);
                 else if (value->string) labelled_put(&out, value->string, value->length);

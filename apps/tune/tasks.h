@@ -62,7 +62,8 @@ static inline int task_settings_rows(TaskSettings* s, Flag* table, int count) {
 // Refuse flags that contradict each other.
 static inline void task_check_settings(const TaskSettings* t, const Settings* s) {
     if (t->labels && t->task != TASK_CLASSIFY) die(USAGE, "--labels %d: is for --task classify alone", t->labels);
-    if (t->new_head && s->evaluate) die(USAGE, "--new-head 1: is for training; --evaluate 1 takes the head of the model");
+    if (t->new_head && s->evaluate)
+        die(USAGE, "--new-head 1: is for training; --evaluate 1 takes the head of the model");
     if (*t->predictions && !s->evaluate) die(USAGE, "--predictions %s: is for --evaluate 1", t->predictions);
     if (!*s->train_data && !s->evaluate) die(USAGE, "--task: needs -i, the file of examples to train on");
     if (!*s->train_data && !*s->val_data) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
@@ -140,7 +141,8 @@ static inline int task_find_names(LabelNames* names, const char* directory, cons
     const char* type = task_outputs(t, classes) == 1 ? "regression" : "single_label_classification";
     const char* found = json_get_string_or(json.root, "problem_type", type, path);
     if (t->task == TASK_CLASSIFY && strcmp(found, type) != 0)
-        die(USAGE, "%s: key \"problem_type\": is \"%s\", not the \"%s\" of --labels %d; --new-head 1 starts another head",
+        die(USAGE,
+            "%s: key \"problem_type\": is \"%s\", not the \"%s\" of --labels %d; --new-head 1 starts another head",
             path, found, type, task_outputs(t, classes));
     json_free(&json);
     free(path);

@@ -12,8 +12,8 @@ element of the array in a .json file, is one of
     {"instruction": "Translate.", "input": "Hello", "output": "Hallo"}                             as Alpaca has it
 
 The first message may have the role system. Then user and assistant take turns, and the last message is the assistant's.
-ShareGPT's conversations often begin with an answer or end with a question, which are left out, and so are conversations
-without an answer, as some of Alpaca's are. Alpaca's input follows the instruction after an empty line. The first becomes
+Of ShareGPT and Alpaca, answers before a question, questions after the last answer and conversations without an answer
+are left out; an input follows its instruction after an empty line. The first of these becomes
 
     <|endoftext|><|system|>...<|end|><|user|>Hello<|end|><|assistant|>Hi<|end|>
 
@@ -85,8 +85,7 @@ def converted(chat):
 
 def messages_of(chat):
     """[(role, content, whether it counts for the loss)] of a conversation, checked; none if it has no answer."""
-    keys = {"messages", "conversations", "instruction"}
-    if not isinstance(chat, dict) or not keys & chat.keys():
+    if not isinstance(chat, dict) or not {"messages", "conversations", "instruction"} & chat.keys():
         raise UserError("is not an object with the key 'messages' (or 'conversations', or 'instruction')")
     messages = chat["messages"] if "messages" in chat else converted(chat)
     if not messages and "messages" not in chat:

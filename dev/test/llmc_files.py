@@ -84,9 +84,6 @@ def check_nanogpt(bias):
     loss_of = lambda step: torch.nn.functional.cross_entropy(model(ids(step, 0)[None]).logits[0], ids(step, 1))
     why = why or far_from_torch(at + "-out/log.jsonl", model, loss_of)
     verdict(f"nanoGPT, bias={bias}: losses of 20 steps", why)
-    torch.save({**saved, "model_args": {**saved["model_args"], "use_rmsnorm": True}}, W + "/bad.pt")
-    why = not_refused(script("dev/import.py", W + "/bad.pt", W + "/bad"), "bad.pt: .*'use_rmsnorm' is True; GPT-2 has no")
-    verdict("refused: a model that is not GPT-2's", why)
 
 
 put_shard(W + "/low.bin", [i * i % 97 for i in range(400)])
@@ -111,8 +108,5 @@ why = not_refused(script("dev/export_llmc.py", W + "/golden", W + "/x.bin"), "co
 verdict("what llm.c does not know is refused", why)
 absent = [name for name in ("torch", "transformers") if not find_spec(name)]
 for bias in (0, 1):
-    if absent:
-        skip(f"nanoGPT, bias={bias}", f"{sys.executable} has no {absent[0]}")
-    else:
-        check_nanogpt(bias)
+    skip(f"nanoGPT, bias={bias}", f"{sys.executable} has no {absent[0]}") if absent else check_nanogpt(bias)
 finish()

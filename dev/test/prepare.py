@@ -110,8 +110,8 @@ def check_forms():
         import zstandard
 
         forms["a.jsonl.zst"] = b"".join(zstandard.compress(f"{line}\n".encode()) for line in LINES)
-        pyarrow.parquet.write_table(pyarrow.table({"id": [0, 1], "text": DOCUMENTS}), buffer := io.BytesIO())
-        forms["a.parquet"] = buffer.getvalue()
+        pyarrow.parquet.write_table(pyarrow.table({"id": [0, 1], "text": DOCUMENTS}), table := io.BytesIO())
+        forms["a.parquet"] = table.getvalue()
     else:
         skip("Parquet and Zstandard", f"{sys.executable} has no pyarrow or no zstandard")
     for name, text in forms.items():

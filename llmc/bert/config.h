@@ -115,8 +115,8 @@ static inline Text bert_config_write_pretraining(const BertConfig* c) {
 // Initial values, and which tensors a weight file may have or lack: all heads, or only the second one.
 static inline WeightRules bert_weight_rules(const BertConfig* c) {
     static const char* const ignored[] = {
-        "embeddings.position_ids",
-        "predictions.decoder.weight", "predictions.decoder.bias", "predictions.bias",  // of a tied decoder
+        "embeddings.position_ids", "predictions.decoder.weight", "predictions.decoder.bias",
+        "predictions.bias",                                                              // of a tied decoder
         "classifier.weight", "classifier.bias", "qa_outputs.weight", "qa_outputs.bias",  // of a fine-tuned model
         // Without a next-sentence head:
         "pooler.dense.weight", "pooler.dense.bias", "seq_relationship.weight", "seq_relationship.bias"};

@@ -39,7 +39,8 @@ static inline int run_eos(const Run* r, int V, int fallback) {
     Json json;
     for (int i = 0; i < f->count && id < 0; i++) {
         const TokenizerFile* file = &f->file[i];
-        if (strcmp(file->name, "tokenizer_config.json") != 0 && strcmp(file->name, "special_tokens_map.json") != 0) continue;
+        if (strcmp(file->name, "tokenizer_config.json") != 0 && strcmp(file->name, "special_tokens_map.json") != 0)
+            continue;
         if (json_parse(&json, file->bytes, file->size, error) != 0) continue;
         const JsonNode *eos = json_get(json.root, "eos_token"), *content = json_get(eos, "content");
         if (content) eos = content;  // `transformers` has written both forms
