@@ -7,9 +7,8 @@
 #define OTHER_MAIN
 #include "train_gpt2.cu"
 
-#include "apps/use/decode.h"      // attention of one token
+#include "apps/use/decoder.h"     // --generate: prompts, texts, and the ops for one token of each
 #include "apps/use/explain_lm.h"  // --explain
-#include "apps/use/generate.h"    // --generate: prompts, sampling
 #include "apps/use/settings.h"
 
 typedef struct {
@@ -21,80 +20,81 @@ typedef struct {
 } Program;
 
 // ---------------------------------------------------------------------------------------------------------
-// Decode: the forward pass of one token. The keys and values of all tokens before it are in the layers' qkv, which
-// thus is the KV cache.
+// Decode: the forward pass of the newest token of each text. It multiplies in floatX, with --fp8 too.
 
-// forward_block() for the token at `position`.
-static void decode_block(Model* m, int l, int position, Context* ctx) {
+// forward_block(), in place on the residual stream.
+static void decode_block(Model* m, Decoder* d, int l, Context* ctx) {
     const Gpt2Config* c = &m->config;
     const BlockParams* p = &m->p.h[l];
     const BlockActs* a = &m->a.h[l];
-    int last = l + 1 == c->L, C = c->C;
-    floatX* qkv = a->qkv + (size_t)position * 3 * (size_t)C;
-    Operand next = last ? (Operand){.v = m->a.lnf, .q = NULL} : a[1].ln1;
-    LayerNormStats next_stats = last ? m->a.lnf_stats : a[1].ln1_stats;
-    LayerNorm next_norm = last ? m->p.lnf : p[1].ln1;
-    ResidualBranch attention = {.r = a->mid, .dropout = dropout_none(NULL)};
-    ResidualBranch mlp = {.r = a->out, .dropout = dropout_none(NULL)};
-    Rows rows = {.N = 1, .C = C};
+    int N = d->shape.N, C = c->C;
+    LinearFusion add = {.mode = ADD}, norm = {.norm = p->ln1, .u = a->ln1.v, .stats = a->ln1_stats}, gelu = norm;
+    norm.eps = gelu.eps = (real)c->eps, gelu.norm = p->ln2, gelu.pre = a->fc_pre, gelu.gelu = c->gelu;
 
     scope_at(ctx, FORWARD, l);
-    linear_forward(qkv, a->ln1, p->qkv, 1, C, 3 * C, ctx);
-    attention_decode(a->att.v, a->qkv, position, c->NH, C / c->NH, ctx);
-    operand_fill(a->att, 1, C, ctx);
-    linear_forward(a->mid, a->att, p->attproj, 1, C, C, ctx);
-    residual_layernorm_forward(a->ln2, attention, a->ln2_stats, residual_into(m, l), p->ln2, rows, (real)c->eps, ctx);
-    linear_gelu_forward(a->fc, (GeluInput){a->fc_pre, c->gelu}, a->ln2, p->fc, (LinearSize){1, C, c->F}, ctx);
-    linear_forward(a->out, a->fc, p->fcproj, 1, c->F, C, ctx);
-    residual_layernorm_forward(next, mlp, next_stats, a->mid, next_norm, rows, (real)c->eps, ctx);
+    linear_decode(d->qkv, d->stream, p->qkv, (LinearSize){N, C, 3 * C}, norm, ctx);
+    attention_decode(a->att.v, decoder_cache(d, l), d->qkv, d->newest.position, d->shape, ctx);
+    linear_decode(d->stream, a->att.v, p->attproj, (LinearSize){N, C, C}, add, ctx);
+    linear_decode(a->fc.v, d->stream, p->fc, (LinearSize){N, C, c->F}, gelu, ctx);
+    linear_decode(d->stream, a->fc.v, p->fcproj, (LinearSize){N, c->F, C}, add, ctx);
 }
 
-// forward() for one token, at `position`. Its final layernorm is the first row of m->a.lnf.
-static void decode(Model* m, int position, const Batch* b, Context* ctx) {
-    const Gpt2Config* c = &m->config;
-    const BlockActs* first = &m->a.h[0];
+// Compute the texts' windows of `rows` tokens from the start. Texts that have only the prompt share one pass.
+static void prefill(Model* m, LmData* data, Decoder* d, const Generation* g, int rows, Context* ctx) {
+    for (int n = 0; n < d->shape.N; n++) {
+        int is_same = n > 0 && g->count == g->prompt;
+        Batch b = lm_data_text(data, generation_text(g, n) + g->begin, rows, 0, ctx);
+        if (!is_same) forward(m, &b, ctx);
+        decoder_take_stream(d, n, residual_into(m, m->config.L), rows, ctx);
+        for (int l = 0; l < m->config.L; l++) decoder_take_layer(d, n, l, m->a.h[l].qkv, rows, ctx);
+    }
+    decoder_begin(d, g, rows, ctx);
+}
+
+// Launch the pass that draws token number `count` of each text. `decodes`: first forward() for the token before it.
+static void launch_draw(Model* m, Decoder* d, const Generation* g, int count, int decodes, Context* ctx) {
+    Sequences s = {.rows = d->shape.N, .count = d->shape.N, .max_length = 1, .position = d->newest.position};
     Embeddings tables = {.word = m->p.wte, .position = m->p.wpe};
-    EmbeddingInputs in = {.tokens = b->inputs, .types = NULL, .s = &b->s};
-    scope_at(ctx, FORWARD, -1);
-    embedding_forward(m->a.embedded, in, tables, m->buffers.step.embedding, dropout_none(&b->s), ctx);
-    layernorm_forward(first->ln1.v, first->ln1_stats, m->a.embedded, m->p.h[0].ln1, (Rows){.N = 1, .C = c->C},
-                      (real)c->eps, ctx);
-    operand_fill(first->ln1, 1, c->C, ctx);
-    for (int l = 0; l < c->L; l++) decode_block(m, l, position, ctx);
-    scope_at(ctx, FORWARD, -1);
-}
-
-// Compute the logits of the token after a window into the first row of m->a.logits. If the keys and values of all
-// tokens but the last are cached from the previous call, only the last token is computed.
-static void predict_next(Model* m, LmData* data, Window w, Context* ctx) {
-    int rows = w.count - w.past_len;
-    CHECK(w.past_len == 0 || rows == 1);
-    Batch b = lm_data_text(data, w.tokens + w.past_len, rows, w.past_len, ctx);
-    if (w.past_len) decode(m, w.past_len, &b, ctx);
-    else forward(m, &b, ctx);
-    forward_head(m, m->a.lnf + (size_t)(rows - 1) * (size_t)m->config.C, 1, ctx);
+    EmbeddingInputs in = {.tokens = d->newest.token, .types = NULL, .s = &s};
+    LinearFusion norm = {.norm = m->p.lnf, .u = m->a.lnf, .stats = m->a.lnf_stats, .eps = (real)m->config.eps};
+    if (!decodes || !step_graph_repeat(&d->graph, ctx)) {
+        if (decodes) step_graph_begin(&d->graph, 0, 0, ctx);
+        if (decodes) embedding_forward(d->stream, in, tables, m->buffers.step.embedding, dropout_none(&s), ctx);
+        for (int l = 0; l < m->config.L && decodes; l++) decode_block(m, d, l, ctx);
+        scope_at(ctx, FORWARD, -1);
+        linear_decode(m->a.logits, d->stream, m->p.head, (LinearSize){s.rows, m->config.C, m->Vp}, norm, ctx);
+        draw(d->newest, m->a.logits, s.rows, g->V, m->Vp, g->sampler, ctx);
+        if (decodes) step_graph_end(&d->graph, ctx), d->graph.steps++;
+    }
+    readback_record(ctx, &d->arrived[count % 2]);
 }
 
 // ---------------------------------------------------------------------------------------------------------
 // What the program can do
 
-// --generate: print the texts and the speed. A signal ends a text early.
+// --generate: print the texts and the speed. A signal ends them early. On the GPU tokens are read one step late.
 static void generate(Trainer* t, Generation* g, const GenerateSettings* s) {
     Run* r = &t->run;
     Model* m = &t->model;
+    Decoder d;
     double start = now_seconds();
-    HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
-    for (int number = 0; number < s->samples && !stop_signal; number++) {
-        generation_begin(g, r, number);
-        for (int i = 0; i < s->generate && !stop_signal && !g->is_over; i++) {
-            group_begin_work(&r->group);
-            predict_next(m, &t->data, generation_window(g), &r->ctx);
-            host_view_read(&r->ctx, &logits);
-            generation_draw(g, logits.values);
+    decoder_open(&d, g, (DecodeShape){1, m->T, m->config.NH, m->config.C / m->config.NH}, m->config.L, r);
+    for (int number = 0, most = g->texts; number < s->samples && !stop_signal; number += g->texts) {
+        generation_begin(g, r, number, min_int(most, s->samples - number));
+        d.shape.N = g->texts;
+        while (g->going && g->count < g->room && !stop_signal) {
+            int rows = generation_window(g), first = g->count, launched = first, more;
+            int end = min_int(g->room, g->can_cache ? g->begin + g->T + 1 : first + 1);
+            prefill(m, &t->data, &d, g, rows, &r->ctx);
+            while ((more = launched < end && g->going && !stop_signal) || g->count < launched) {
+                group_begin_work(&r->group);
+                if (more) launch_draw(m, &d, g, launched, launched > first, &r->ctx), launched++;
+                if (!more || launched > g->count + READBACK_LAG) decoder_read(&d, g);
+            }
         }
         generation_print(g, r, number);
     }
-    host_view_close(&logits);
+    decoder_close(&d);
     generation_print_speed(g, r, now_seconds() - start);
 }
 

@@ -49,13 +49,13 @@ $(B)/emulated/source/made: $(shell find llmc apps dev/ops dev/recsys dev/test -n
 	python3 dev/emulator/translate.py $(@D)
 	@touch $@
 
-$E/ops_90a $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert): private EMULATE := -DHAS_SM90A
-$(EMULATED) $(addprefix $E/,test_gpt2 test_bert train_gpt2 train_bert finetune_bert): $(B)/emulated/source/made $(PAGES)
+$E/ops_90a $(addprefix $E/,test_gpt2 test_bert train_gpt2 use_gpt2 train_bert finetune_bert): private EMULATE := -DHAS_SM90A
+$(EMULATED) $(addprefix $E/,test_gpt2 test_bert train_gpt2 use_gpt2 train_bert finetune_bert): $(B)/emulated/source/made $(PAGES)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(EMULATE) \
 	    -I$(<D) -I. -Ibuild -isystem $(CUDA_H) $(patsubst -O3,-O2,$(CFLAGS)) -fno-strict-aliasing -no-pie -fno-pie \
 	    -U_FORTIFY_SOURCE $(WARN) -Wno-unknown-pragmas -Wno-unused-parameter -Wno-psabi -Wno-maybe-uninitialized \
-	    -include dev/emulator/emulator.h -x c++ $(<D)/$(if $(filter ops%,$(@F)),dev/ops.cu,$(patsubst finetune%,apps/finetune%,$(@F)).cu) -o $@ -ldl
+	    -include dev/emulator/emulator.h -x c++ $(<D)/$(if $(filter ops%,$(@F)),dev/ops.cu,$(patsubst use%,apps/use%,$(@F:finetune%=apps/finetune%)).cu) -o $@ -ldl
 
 # All rungs for GPUs in one compilation, whether or not a GPU is here.
 $(G)/ladders.cubin: $(wildcard dev/ladder/*/*.cuh dev/ladder/*/rungs.txt) dev/ladder/run.sh \

@@ -18,6 +18,7 @@
 #include "ops/average.h"
 #include "ops/cast_to_fp32.h"
 #include "ops/classifier.h"
+#include "ops/draw.h"
 #include "ops/dropout.h"
 #include "ops/embedding.h"
 #include "ops/embedding_rows.h"
@@ -32,6 +33,7 @@
 #include "ops/layernorm_fp8.h"
 #include "ops/linear.h"
 #include "ops/linear_bce.h"
+#include "ops/linear_decode.h"
 #include "ops/matmul.h"
 #include "ops/matmul_bench.h"
 #include "ops/matmul_epilogue.h"
@@ -75,6 +77,8 @@ static const OpRow TABLE[] = {
     {"target_rounding", NULL, NULL, NULL, &TARGET_ROUNDING},
     {"attention", test_attention, NULL, NULL, &ATTENTION_MATERIALIZED, &ATTENTION},
     {"attention_decode", test_attention_decode, NULL, NULL, &DECODE},
+    {"linear_decode", NULL, NULL, NULL, &LINEAR_DECODE},
+    {"draw", test_draw, NULL, NULL},
     {"classifier", test_classifier, NULL, NULL, &CLASSIFIER},
     {"span", NULL, NULL, NULL, &SPAN},
     {"squared_error", NULL, NULL, NULL, &SQUARED_ERROR},

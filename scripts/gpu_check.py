@@ -8,6 +8,7 @@ compare training with PyTorch, run the sanitizers and the profiler, and benchmar
     e2e      train_gpt2cu end to end                   train    the same compared with transformers
     bert     train_bertcu end to end and compared      tasks    finetune_bertcu end to end and compared
     bench bert_bench    speed, compared with PyTorch   graph    --graph: equal bits, and the time of small steps
+    text     use_gpt2cu --generate: equal texts, and speed
     san      the ops under compute-sanitizer           tools    our NVTX ranges in ncu
     flags    the effect of every flag
     fp8      --fp8: its tests; the same bits again and resumed, also on several GPUs; losses; speed and energy
@@ -40,7 +41,7 @@ import subprocess
 import sys
 import time
 
-PARTS = "build ops e2e train bert tasks graph san tools profile bench bert_bench"
+PARTS = "build ops e2e train bert tasks graph text san tools profile bench bert_bench"
 AT_ONCE = {"build": 3, "ops": 3, "san": 8, "older": 8}  # commands beside each other; 2 in other parts
 
 # Before each command. The trainers expand globs. Losses are compared on the test corpus, because the built-in corpus changes.
@@ -68,7 +69,7 @@ LISTS = {"SAME": "e2e,bert,tasks/classify,tasks/answer", "REPEATED": "fp8/bits,f
          "OLDER": "75_fp16,75_fp32,86_bf16,89_bf16"}  # and RANKS: 2, 4, 8, where there are as many GPUs
 TABLE = r"""
 build: more_bf16="build/bf16/test_bertcu train_gpt2cu train_bertcu use_gpt2cu use_bertcu finetune_bertcu"
-build: more_fp32="build/fp32/test_bertcu build/fp32/train_bertcu build/fp32/finetune_bertcu"
+build: more_fp32="build/fp32/test_bertcu build/fp32/train_bertcu build/fp32/use_gpt2cu build/fp32/finetune_bertcu"
 build | build_cpu | make -s -j $(nproc) cpu apps $text
 build & p=bf16,fp32,fp16 | build_@p | make -s -j 6 PRECISION=@p build/@p/{opscu,test_gpt2cu,train_gpt2cu} $more_@p
 build | no warnings, no register spills | set +f; ! grep -iE 'warning|spill|serialized' $OUT/build_*.log
@@ -134,13 +135,22 @@ graph s=two_layers,d12_128_tokens n=1,2 w=0,1 | @s, --graph @w, @n | keep @s_@w 
 graph s=two_layers,d12_128_tokens | @s: the same bits | | same @s_0 @s_1
 graph | | forget {two_layers,d12_128_tokens}_{0,1}
 
+# In fp32 a text is the same alone and in a batch. Tokens/s after the first.
+text: bf16="./use_gpt2cu --generate 512" fp32="build/fp32/use_gpt2cu --generate 512"
+text p=bf16,fp32 n=1,64 | @p, @n with and without a graph | ${@p} -e d12 --samples @n >$OUT/text_1 &&
+    ${@p} -e d12 --samples @n --graph 0 >$OUT/text_0 && cmp $OUT/text_{0,1}
+text | alone and in a batch | $fp32 -e d12 >$OUT/text_1 && $fp32 -e d12 --samples 64 >$OUT/text_0 &&
+    cmp -n $(stat -c %s $OUT/text_1) $OUT/text_{0,1}
+text s=d12,d48 n=1,64 | text_@s_@n | $bf16 -e @s --samples @n 2>&1 >$OUT/text|
+    sed -nE 's/.*: (.*) tokens.s after.*/RESULT text size=@s samples=@n tokens_s=\1/p' | shows ^RESULT
+
 # memcheck checks all of matmul, because it only tests that accesses stay inside the operands; the other tools check only our
 # kernels, because cuBLASLt's are not ours to check. The memory that those read is filled by the test or cleared by
 # device_scratch() before cuBLASLt writes to it, so initcheck, which sees none of cuBLASLt's stores, counts it as initialised.
 # racecheck fails by itself on cuBLASLt: matmul_epilogue, quantize and mean_bias run all kernels of ours with shared memory.
 san: ours="--kernel-name kernel_substring=matmul_" initcheck="--kernel-name-exclude kernel_substring=_softmax_kernel"
 san: check() { timeout 560 compute-sanitizer --tool $1 ${!1} "${@:3}" --error-exitcode 9 build/bf16/opscu test $2; }
-san & t=memcheck,racecheck,initcheck,synccheck o=attention,layernorm,dropout,gather,gelu,classifier,
+san & t=memcheck,racecheck,initcheck,synccheck o=attention,attention_decode,linear_decode,layernorm,dropout,gather,gelu,classifier,
     embedding,adamw,lamb,loss_scale,global_norm,next_sentence,accuracy,cast_to_fp32,matmul_epilogue,layernorm_fp8,quantize,
     mean_bias,target_rounding,fp8_scales | @t @o | check @t @o
 san & | memcheck matmul | check memcheck matmul

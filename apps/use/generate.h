@@ -1,11 +1,12 @@
-/* Text generation: extend a prompt token by token.
+/* Text generation: extend a prompt token by token, by several texts at a time.
  *
- * The model computes only new positions. The keys and values of earlier positions are still in the layers' activations
- * (the KV cache), so a token costs one position.
+ * The model computes only new positions. The keys and values of earlier positions are cached, so a token costs one
+ * position, and texts that are generated together read the weights once.
  *
  * The model has T positions; position 0 is the first token of a window. When a text exceeds T tokens, the window moves
  * by T / 4 and all of its tokens are recomputed at their new positions. The next T / 4 tokens cost one position each
- * again. So a token sees at least its last 3 T / 4 predecessors. */
+ * again. So a token sees at least its last 3 T / 4 predecessors. All texts have the same length, so their windows move
+ * together. */
 #ifndef APPS_USE_GENERATE_H
 #define APPS_USE_GENERATE_H
 
@@ -19,8 +20,15 @@ typedef struct {
     int generate, samples;  // tokens of a text, and texts
     const char *prompt, *chat;
     double temperature, top_p;
-    int top_k;
+    int top_k, graph;
 } GenerateSettings;
+
+// On the GPU steps are launched as graphs, where that room is compiled in.
+#if GPU_BUILD && !defined(NO_GRAPH)
+#define GENERATE_GRAPH "1"
+#else
+#define GENERATE_GRAPH "0"
+#endif
 
 // Append the rows of these settings. Returns the new count.
 static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
@@ -41,6 +49,8 @@ static inline int generate_rows(GenerateSettings* s, Flag* table, int count) {
          "Sample from the k most likely tokens. 0: from all."},
         {NULL, "--top-p",         FLAG_REAL,   &s->top_p,         "0",   0, 1,   NULL, SCOPE_FREE,    TOPIC_SAMPLES,
          "Of these, sample from the smallest set of top tokens whose probabilities add up to p. 0: from all."},
+        {NULL, "--graph",         FLAG_INT,    &s->graph, GENERATE_GRAPH, 0, 1,  NULL, SCOPE_PROCESS, TOPIC_DEVICE,
+         "GPU: 1 launches the pass of a token as a CUDA graph. The texts are the same."},
     };
     // clang-format on
     return settings_add_rows(table, count, rows, COUNT_OF(rows));
@@ -54,34 +64,33 @@ static inline int generate_check(const GenerateSettings* g, Settings* s, Flag* t
         die(USAGE, "--samples %d: needs --generate, the number of tokens of a text", g->samples);
     if (g->generate && s->evaluate)
         die(USAGE, "--generate %d and --evaluate 1: one prints texts, the other a loss; leave one out", g->generate);
-    if (g->generate) s->evaluate = 1, s->B = 1, s->total_batch = 0;  // one sequence
+    if (g->generate) s->evaluate = 1, s->B = 1, s->total_batch = 0, s->graph = g->graph;  // one sequence
     return g->generate > 0;
 }
 
-// A text that is being generated.
+enum { GENERATION_TEXTS = 64 };  // the most that are generated together
+
+// Texts that are being generated.
 typedef struct {
-    int* tokens;
-    int count;  // so far; the first `prompt` of them are the prompt
+    int* tokens;      // [texts, room]; the first `prompt` of each are the prompt
+    int* length;      // [texts]; below `count` if the token that ends an answer was drawn
+    int texts, room;  // of this group; tokens for which each has memory
+    int going;        // texts that have not ended
+    int count;        // tokens so far
     int prompt;
     int hidden;      // leading tokens that are not printed: end-of-text, or the message of a chat
     int begin;       // first token of the window
-    int past_len;    // tokens of the window whose keys and values are cached
-    int not_finite;  // the logits were not finite: the text is meaningless
+    int not_finite;  // the logits were not finite: the texts are meaningless
     int end;         // the token that ends an answer; it is not part of the text; -1: none
-    int is_over;     // that token was drawn
     int T, V, can_cache;
     Sampler sampler;
-    uint64_t key;
-    int64_t written;  // new tokens of the texts that are printed
-    double begun;     // when the first token was drawn, 0 before
+    int64_t written;                 // new tokens of the texts that are printed
+    int64_t first;                   // those that were drawn first
+    double begun;                    // and when, 0 before
+    uint64_t key[GENERATION_TEXTS];  // of the random numbers
 } Generation;
 
-// Input of the next forward pass, which computes the logits after the last of `count` tokens. The keys and values of
-// the first `past_len` tokens are cached.
-typedef struct {
-    const int* tokens;
-    int count, past_len;
-} Window;
+static inline int* generation_text(const Generation* g, int n) { return g->tokens + (size_t)n * (size_t)g->room; }
 
 // The bytes of the prompt file (caller frees). Rank 0 reads it for all ranks, because a pipe can be read only once.
 // Reading a pipe may block, so meanwhile signals end the program.
@@ -175,65 +184,69 @@ static inline void generation_open(Generation* g, const GenerateSettings* s, con
         warn("the prompt has %d tokens; the model sees the last %d of them, one less than -t", g->prompt, most);
     g->prompt -= dropped;
     if (*s->chat) g->hidden = g->prompt;
-    g->tokens = (int*)xmalloc(((size_t)g->prompt + (size_t)s->generate) * sizeof(int));
-    if (prompt) memcpy(g->tokens, prompt + dropped, (size_t)g->prompt * sizeof(int));
-    else g->tokens[0] = run_end_of_text(r, V);
+    g->texts = min_int(s->samples, min_int(T, GENERATION_TEXTS)), g->room = g->prompt + s->generate;
+    g->tokens = (int*)xmalloc((size_t)g->texts * (size_t)g->room * sizeof(int));
+    g->length = (int*)xmalloc((size_t)g->texts * sizeof(int));
+    for (int n = 0; n < g->texts; n++)
+        if (prompt) memcpy(generation_text(g, n), prompt + dropped, (size_t)g->prompt * sizeof(int));
+        else *generation_text(g, n) = run_end_of_text(r, V);
     free(prompt);
 }
 
-static inline void generation_close(Generation* g) { free(g->tokens); }
+static inline void generation_close(Generation* g) { free(g->tokens), free(g->length); }
 
-// Restart from the prompt. Each text number and each step of the run that is resumed has its own random numbers.
-static inline void generation_begin(Generation* g, const Run* r, int number) {
-    g->count = g->prompt;
-    g->begin = g->past_len = g->not_finite = g->is_over = 0;
-    g->key = rng_stream((uint64_t)r->settings.seed, (uint64_t)r->step, (uint32_t)number, SITE_SAMPLE);
-}
-
-static inline Window generation_window(Generation* g) {
-    if (g->count - g->begin > g->T) {
-        g->begin += max_int(g->T / 4, 1);
-        g->past_len = 0;
+// Restart `texts` texts from the prompt. Each text number, here from `number` on, and each step of the run that is
+// resumed has its own random numbers.
+static inline void generation_begin(Generation* g, const Run* r, int number, int texts) {
+    g->texts = g->going = texts, g->count = g->prompt, g->begin = g->not_finite = 0;
+    for (int n = 0; n < texts; n++) {
+        g->length[n] = g->count;
+        g->key[n] = rng_stream((uint64_t)r->settings.seed, (uint64_t)r->step, (uint32_t)(number + n), SITE_SAMPLE);
     }
-    Window w = {.tokens = g->tokens + g->begin, .count = g->count - g->begin, .past_len = g->past_len};
-    if (g->can_cache) g->past_len = w.count;
-    return w;
 }
 
-// Draw the next token from these logits and append it, unless it ends the text.
-static inline void generation_draw(Generation* g, const real* logits) {
-    double uniform = rng_uniform(philox((uint32_t)g->count, 0, 0, 0, g->key).v[0]);
-    int not_finite = 0;
-    for (int v = 0; v < g->V; v++) not_finite |= !isfinite(logits[v]);
-    g->not_finite |= not_finite;
-    int token = sampler_draw(logits, g->V, g->sampler, uniform);
-    if (!g->begun) g->begun = now_seconds();
-    if (token == g->end) g->is_over = 1;
-    else g->tokens[g->count++] = token;
+// Place the window for the next token. Returns the number of its tokens.
+static inline int generation_window(Generation* g) {
+    if (g->count - g->begin > g->T) g->begin += max_int(g->T / 4, 1);
+    return g->count - g->begin;
 }
 
-// Print text number `number`, after a line that separates it from the previous one.
+// Append a token to each text; -1: the logits were not finite. After the one that ends a text, they do not count.
+static inline void generation_append(Generation* g, const int* tokens) {
+    g->going = 0;
+    for (int n = 0; n < g->texts; n++) {
+        g->not_finite |= tokens[n] < 0;
+        generation_text(g, n)[g->count] = max_int(tokens[n], 0);
+        if (g->length[n] == g->count && tokens[n] != g->end) g->length[n]++, g->going++;
+    }
+    g->count++;
+    if (!g->begun) g->begun = now_seconds(), g->first = g->texts;
+}
+
+// Print the texts, of which the first is number `number`, with lines that separate them.
 static inline void generation_print(Generation* g, const Run* r, int number) {
     if (g->not_finite)
         die(STOPPED_BY_NAN,
             "--generate: the model's logits are not finite; take an earlier checkpoint or another model");
-    Text text = run_decode(r, g->tokens + g->hidden, g->count - g->hidden);
-    if (number > 0) printf("---\n");
-    fwrite(text.text, 1, text.length, stdout);  // bytes of any kind
-    printf("\n");
+    for (int n = 0; n < g->texts; n++) {
+        Text text = run_decode(r, generation_text(g, n) + g->hidden, g->length[n] - g->hidden);
+        if (number + n > 0) printf("---\n");
+        fwrite(text.text, 1, text.length, stdout);  // bytes of any kind
+        printf("\n");
+        free(text.text);
+        g->written += g->length[n] - g->prompt;
+    }
     fflush(stdout);
-    free(text.text);
-    g->written += g->count - g->prompt;
 }
 
-// Print the speed to stderr, because stdout has only the texts. The first token loads kernels and tries matmul
+// Print the speed to stderr, because stdout has only the texts. The first tokens load kernels and try matmul
 // algorithms, which may take longer than all others.
 static inline void generation_print_speed(const Generation* g, const Run* r, double seconds) {
     if (r->group.rank > 0 || ferror(stdout)) return;
     fprintf(stderr, "%lld tokens in %.2f s", (long long)g->written, seconds);
-    if (g->written > 1)
+    if (g->written > g->first)
         fprintf(stderr, ": %.1f tokens/s after the first",
-                (double)(g->written - 1) / fmax(now_seconds() - g->begun, 1e-9));
+                (double)(g->written - g->first) / fmax(now_seconds() - g->begun, 1e-9));
     fprintf(stderr, "\n");
 }
 

@@ -14,7 +14,7 @@ enum { SAMPLER_LANES = 8 };
 
 // e^x for -700 <= x <= 0, within 4e-16 of itself. Compilers vectorize it where it is inlined, unlike the library's, which
 // takes ten times as long.
-__attribute__((always_inline)) static inline double sampler_exp(double x) {
+HOST_DEVICE __attribute__((always_inline)) static inline double sampler_exp(double x) {
     // x = n ln(2) + r. Adding 1.5 * 2^52 rounds to an integer, which is then in the lowest bits.
     double shifted = x * 1.4426950408889634 + 6755399441055744.0, n = shifted - 6755399441055744.0;
     double r = fma(n, -1.9082149292705877e-10, fma(n, -0.6931471803691238, x)), power = 1.0 / 6227020800;
@@ -22,7 +22,7 @@ __attribute__((always_inline)) static inline double sampler_exp(double x) {
     power = fma(r, fma(r, fma(r, power, 1.0 / 479001600), 1.0 / 39916800), 1.0 / 3628800);
     power = fma(r, fma(r, fma(r, power, 1.0 / 362880), 1.0 / 40320), 1.0 / 5040);
     power = fma(r, fma(r, fma(r, power, 1.0 / 720), 1.0 / 120), 1.0 / 24);
-    power = fma(r, fma(r, fma(r, fma(r, power, 1.0 / 6), 1.0 / 2), 1), 1);
+    power = fma(r, fma(r, fma(r, fma(r, power, 1.0 / 6), 1.0 / 2), 1.0), 1.0);
     memcpy(&exponent, &shifted, sizeof exponent);
     memcpy(&bits, &power, sizeof bits);
     bits += exponent << 52;

@@ -9,6 +9,7 @@
 #include "intrinsics.h"
 
 inline float ex2_approx(float x) { return exp2f(x); }
+inline void wait_for_earlier_kernels(void) {}
 
 #ifdef LLMC_FP8_QUANTIZE_CUH
 inline float quantize_max(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }

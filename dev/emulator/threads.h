@@ -337,11 +337,14 @@ static inline cudaError_t emulated_launch_cooperative(void (*kernel)(Argument), 
     return cudaSuccess;
 }
 
-// cudaLaunchKernelEx(), which is called for clusters of blocks alone.
+// cudaLaunchKernelEx(), but for clusters of blocks.
 template <typename... P>
-static inline cudaError_t emulated_launch_ex(const cudaLaunchConfig_t*, void (*)(P...),
-                                             typename EmulatedExactly<P>::type...) {
-    return cudaErrorNotSupported;
+static inline cudaError_t emulated_launch_ex(const cudaLaunchConfig_t* c, void (*kernel)(P...),
+                                             typename EmulatedExactly<P>::type... arguments) {
+    for (unsigned i = 0; i < c->numAttrs; i++)
+        if (c->attrs[i].id == cudaLaunchAttributeClusterDimension) return cudaErrorNotSupported;
+    emulated_launch(EmulatedGrid(c->gridDim, c->blockDim, c->dynamicSmemBytes), kernel, arguments...);
+    return cudaSuccess;
 }
 
 static inline void emulated_grid_sync(void) {

@@ -60,6 +60,9 @@ else:
 
 three = text("-e tied --generate 50 --samples 3").split(b"\n---\n")
 holds("--samples 3", len({*three}) == 3 and three[0] == text("-e tied --generate 50"), three)
+# More than are generated together, so there are two groups.
+many, one = (text(f"-e tied --generate 50 --temperature 0 {more}") for more in ("--samples 30", ""))
+equal("the most likely text, 30 times", many.split(b"\n---\n"), [one] * 30)
 # Nearly random, so that each token depends on where the window begins.
 sample = read("young/sample.txt", "rb")
 equal("a sample of a run is a text of its checkpoint", text("-y 1 -o young --generate 60"), sample)

@@ -16,6 +16,7 @@ typedef struct {
 #define step_graph_begin(...) room_absent(0, __VA_ARGS__)
 #define step_graph_end(...) room_absent(0, __VA_ARGS__)
 #define step_graph_restart(...) room_absent(0, __VA_ARGS__)
+#define step_graph_repeat(...) room_absent(0, __VA_ARGS__)
 #define step_graph_report(...) room_absent(0, __VA_ARGS__)
 #define step_graph_close(...) room_absent(0, __VA_ARGS__)
 

@@ -9,7 +9,8 @@
  * block clusters, and then the results are wrong.
  *
  * The first steps, which choose algorithms and allocate scratch, run without a graph, and so does everything outside of
- * steps: validation, checkpoints, samples. */
+ * steps: validation, checkpoints, samples. Steps whose launches have always the same arguments, as those of a program
+ * that generates text, are captured once (step_graph_repeat). */
 #ifndef LLMC_GRAPH_STEP_GRAPH_H
 #define LLMC_GRAPH_STEP_GRAPH_H
 
@@ -27,6 +28,7 @@ typedef struct {
     int64_t steps;           // of this process
     int64_t launched, made;  // graphs
     size_t nodes;            // of the last one
+    void* last;              // that one; NULL: none since the last restart
 #ifdef __CUDACC__
     int part;  // of the step that is captured
     int next;  // the shape to replace by a new one
@@ -51,9 +53,17 @@ static inline void step_graph_open(StepGraph* g, const Settings* s, int ranks) {
 }
 
 // The next steps launch other ops, which may allocate scratch: begin again with steps without a graph.
-static inline void step_graph_restart(StepGraph* g) { g->steps = 0; }
+static inline void step_graph_restart(StepGraph* g) { g->steps = 0, g->last = NULL; }
 
 #ifdef __CUDACC__
+
+// Launch the last graph again. Returns 0 if there is none since step_graph_restart().
+static inline int step_graph_repeat(StepGraph* g, Context* ctx) {
+    if (!g->last) return 0;
+    g->launched++;
+    cudaCheck(cudaGraphLaunch((cudaGraphExec_t)g->last, ctx->stream));
+    return 1;
+}
 
 // Capture launches until step_graph_end(). The first micro-batch of a step sets the gradients, others add to them, and
 // the update follows the last one, so these need different graphs.
@@ -123,6 +133,7 @@ static inline void step_graph_end(StepGraph* g, Context* ctx) {
     g->launched++;
     cudaCheck(cudaGraphDestroy(graph));
     cudaCheck(cudaGraphLaunch(*exec, ctx->stream));
+    g->last = *exec;
     step_graph_free_outgrown(ctx);
 }
 
@@ -140,6 +151,7 @@ static inline void step_graph_close(StepGraph* g) {
 
 #else
 
+static inline int step_graph_repeat(StepGraph* g, Context* ctx) { return (void)g, (void)ctx, 0; }
 static inline void step_graph_begin(StepGraph* g, int is_first, int is_last, Context* ctx) {
     (void)g, (void)is_first, (void)is_last, (void)ctx;
 }
