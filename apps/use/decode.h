@@ -26,11 +26,6 @@ typedef struct {
     int N, T, NH, HS;  // texts, and positions of a cache
 } DecodeShape;
 
-static inline Scope attention_decode_scope(Context* ctx, DecodeShape s) {
-    return scope_open(ctx, "attention_decode", s.N * ATTENTION_DECODE_FLOPS(s.T, s.NH, s.HS),
-                      s.N * ATTENTION_DECODE_BYTES(s.T, s.NH, s.HS), "N=%d T=%d NH=%d HS=%d", s.N, s.T, s.NH, s.HS);
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // Reference, which the CPU runs too: a head of a text belongs to one thread
 
@@ -129,7 +124,7 @@ __global__ void __launch_bounds__(DECODE_THREADS)
     size_t C = (size_t)s.NH * (size_t)HS, head = (size_t)blockIdx.x * (size_t)HS;
     const floatX* row = qkv + (size_t)n * 3 * C + head;
     floatX* text = cache + (size_t)n * (size_t)s.T * 3 * C + head;
-    float q[COUNT][W], mix[COUNT][W] = {}, max = -INFINITY, total = 0, factor = rsqrtf((float)HS);
+    float q[COUNT][W], mix[COUNT][W] = {}, max = -INFINITY, total = 0, factor = 1 / sqrtf((float)HS);
     decode_load<W, TEAM, COUNT>(q, row, member, HS);
 #pragma unroll 4
     for (int first = begin; first < end; first += TEAMS) {
@@ -196,7 +191,9 @@ static inline void decode_copy(floatX* to, const floatX* from, size_t n, Context
 static inline void attention_decode(floatX* out, floatX* cache, const floatX* qkv, const int* position, DecodeShape s,
                                     Context* ctx) {
     CHECK(s.N > 0 && s.T > 0 && attention_decode_takes(s.HS) && s.N <= attention_decode_texts(s.NH));
-    Scope scope = attention_decode_scope(ctx, s);
+    Scope scope =
+        scope_open(ctx, "attention_decode", s.N * ATTENTION_DECODE_FLOPS(s.T, s.NH, s.HS),
+                   s.N * ATTENTION_DECODE_BYTES(s.T, s.NH, s.HS), "N=%d T=%d NH=%d HS=%d", s.N, s.T, s.NH, s.HS);
 #ifdef __CUDACC__
     constexpr int W = Vector<floatX>::SIZE, WIDE = DECODE_HS / (WARP * W);
     auto kernel = !rows_are_vectors<floatX>(s.HS) ? attention_decode_kernel<1, WARP, DECODE_HS / WARP>

@@ -31,7 +31,7 @@ enum {
     LINEAR_DECODE_LOADS = 4,   // vectors of weights that a lane has in flight
     LINEAR_DECODE_BLOCKS = 3,  // of a multiprocessor
     LINEAR_DECODE_ROWS = 4,
-    LINEAR_DECODE_BYTES = 48 << 10  // of a row of u
+    LINEAR_DECODE_BYTES = 40 << 10  // of a row of u: a block has 48 KB without asking for more
 };
 
 typedef struct {
