@@ -849,13 +849,15 @@ static Param new_param(const char* weights, const char* name, int OC, int IC) {
     unsigned long header, begin, end;
     memcpy(&header, weights, sizeof header);
     const char *found = strstr(weights + 8, name), *offsets = found ? strstr(found, "data_offsets\":[") : NULL;
-    if (!offsets || sscanf(offsets + 15, "%lu,%lu", &begin, &end) != 2 || end - begin != 4 * n)
+    if (!offsets || sscanf(offsets + 15, "%lu,%lu", &begin, &end) != 2 || (end - begin) % (2 * n))
         die("model.safetensors lacks, or has in another size,", name);
     float* x = (float*)malloc(n * sizeof(float));
     floatX* v = (floatX*)malloc(n * sizeof(floatX));
     int is_transposed = IC > 1 && strstr(name, "c_");
+    size_t bytes = (end - begin) / n;  // 4: F32; 2: BF16, the upper half of a float
     for (size_t i = 0; i < n; i++) {
-        memcpy(&x[i], weights + 8 + header + begin + 4 * (is_transposed ? i % IC * OC + i / IC : i), sizeof(float));
+        size_t from = is_transposed ? i % IC * OC + i / IC : i;
+        x[i] = 0, memcpy((char*)(x + i + 1) - bytes, weights + 8 + header + begin + bytes * from, bytes);
         v[i] = rounded(x[i]);
     }
     params.used += size;

@@ -165,7 +165,7 @@ static void test_batch_shuffle(Tests* t) {
     enum { WINDOWS = 101, T = 3, EPOCHS = 3 };
     int first[EPOCHS * WINDOWS], seen[WINDOWS] = {0}, as_before = 0;
     BatchLm b;
-    free(put_shard(t, "a.bin", 0, 50 * T + 1, 2));
+    free(put_shard(t, "a.bin", 0, 51 * T, 2));  // all of one more window but its last target
     free(put_shard(t, "b.bin", 50 * T, 51 * T + 1, 2));
     Shards s = open_shards(t, "*.bin");
     batch_lm_init(&b, &s, 1, T, 1000, 42, SHUFFLED);

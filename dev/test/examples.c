@@ -91,13 +91,13 @@ static void test_files(Tests* t, const WordPiece* words) {
 
 enum { COUNT = 23, BATCH = 5, T = 8, TARGETS = 2 };
 
-// Example i has i % 5 + 3 tokens, and belongs to group i / 2.
+// Example i has i % 5 + 3 tokens, and belongs to group i / 3.
 static void make_examples(Examples* e) {
     examples_open(e, TARGETS);
     for (int i = 0; i < COUNT; i++) {
         int tokens[T], n = i % 5 + 3;
         for (int k = 0; k < n; k++) tokens[k] = 100 * i + k;
-        examples_add(e, tokens, n, n - i % 2, i, i + 1, i / 2);
+        examples_add(e, tokens, n, n - i % 2, i, i + 1, i / 3);
     }
 }
 
@@ -113,7 +113,7 @@ static int batch_is(const MlmBatch* b, const Examples* e, int s, int i) {
 }
 
 static void test_batches(Tests* t) {
-    static const int first[][2] = {{0, COUNT}, {1, 2}, {2, 2}, {3, 2}, {22, 22}, {23, 23}, {99, 23}};
+    static const int first[][2] = {{0, COUNT}, {1, 3}, {3, 3}, {5, 3}, {22, 21}, {23, 23}, {99, 23}};
     Examples e;
     MlmBatch b;
     int order[2 * COUNT], seen[2][COUNT] = {{0}}, differ = 0, rank_of[COUNT], evaluated = 0;
@@ -147,7 +147,7 @@ static void test_batches(Tests* t) {
                 EXPECT(t, batch_is(&b, &e, s, number[s]));
             }
     EXPECT_EQ(t, evaluated, COUNT);
-    for (int i = 0; i < COUNT; i++) EXPECT(t, rank_of[i] >= 0 && (i % 2 == 0 || rank_of[i] == rank_of[i - 1]));
+    for (int i = 0; i < COUNT; i++) EXPECT(t, rank_of[i] >= 0 && (i % 3 == 0 || rank_of[i] == rank_of[i - 1]));
     for (size_t i = 0; i < COUNT_OF(first); i++) EXPECT_EQ(t, examples_first(&e, (uint64_t)first[i][0]), first[i][1]);
     case_end(t);
     mlm_batch_free(&b);

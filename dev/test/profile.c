@@ -176,6 +176,8 @@ static void filled_close(Filled* f) {
 
 static void test_median(Tests* t) {
     static const double spans[] = {5, 8, 6}, ranks[] = {1, 2, 3, 2.5, 9, 1};
+    double two[] = {4, 1};
+    expect_that(t, median_of(two, 2) == 2.5, "median of two");
     expect_that(t, profiler_median_index(spans, 1, 3) == 2 && profiler_median_index(spans, 1, 2) == 0, "median");
     expect_that(t, profiler_median_index(ranks, 2, 3) == 2, "median of the slowest rank's times");
 }

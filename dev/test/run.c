@@ -74,7 +74,7 @@ static void test_sampler(Tests* t) {
         // temperature, top_k, top_p
         {{0, 0, 0}, 0.9, 1},   {{1, 0, 0}, 2.5 / 12, 1},    {{1, 0, 0}, 11.5 / 12, 4}, {{1, 1, 0}, 0.9, 1},
         {{1, 2, 0}, 0.6, 3},   {{1, 4, 0}, 10.5 / 11, 3},   {{1, 0, 0.3}, 0.9, 1},     {{1, 0, 0.5}, 0.9, 3},
-        {{1, 3, 0.7}, 0.1, 1}, {{0.5, 0, 0}, 37.5 / 38, 4},
+        {{1, 3, 0.7}, 0.1, 1}, {{0.5, 0, 0}, 37.5 / 38, 4}, {{4, 0, 0.7}, 0.6, 2},
     };
     const double weights[] = {2, 4, 1, 4, 1};
     real logits[COUNT_OF(weights)];
@@ -278,6 +278,29 @@ static void test_retention(Tests* t) {
     }
 }
 
+// What trainer.json holds of a run's state comes back.
+static void test_state(Tests* t) {
+    SavedState s, back;
+    Text text = {NULL, 0, 0};
+    Json json;
+    char error[JSON_ERROR_SIZE];
+    memset(&s, 0, sizeof s), memset(&back, 0, sizeof back);
+    s.step = back.step = 9, s.samples = 70, s.data = 1234, s.step_sequences = 8, s.ranks = 2, s.shards = 3;
+    s.scale.scale = 1024, s.scale.good = 5, s.scale.updates = 7;
+    s.best = (Best){.loss = 2.5, .step = 4, .judged = 8};
+    text_append(&text, "{", 1);
+    s.fp8 = xprintf("ab"), s.matmul_plans = xprintf("plan");
+    state_put(&text, &s);
+    text_append(&text, "}", 1);
+    CHECK(json_parse(&json, text.text, text.length, error) == 0);
+    state_get(&back, json.root, "trainer.json");
+    EXPECT(t, back.samples == 70 && back.data == 1234 && back.step_sequences == 8 && back.ranks == 2);
+    EXPECT(t, back.shards == 3 && back.scale.scale == 1024 && back.scale.good == 5 && back.scale.updates == 7);
+    EXPECT(t, back.best.loss == 2.5 && back.best.step == 4 && back.best.judged == 8);
+    EXPECT(t, strcmp(back.fp8, "ab") == 0 && strcmp(back.matmul_plans, "plan") == 0);
+    state_free(&s), state_free(&back), json_free(&json), free(text.text);
+}
+
 // Everything that a run renames into place was flushed before, and its directory after.
 static void test_power_cut(Tests* t) {
     Tiny tiny;
@@ -362,8 +385,9 @@ int main(int argc, char** argv) {
                                      {"energy/meter", test_energy},
                                      {"checkpoint/load", test_load},
                                      {"checkpoint/kept", test_retention},
-                                     {"checkpoint/power cut", test_power_cut},
-                                     {"checkpoint/replaced", test_replaced}};
+                                      {"checkpoint/state", test_state},
+                                      {"checkpoint/power cut", test_power_cut},
+                                      {"checkpoint/replaced", test_replaced}};
     device_set_threads(1);  // a fork knows nothing of its parent's threads
     return tests_main(argc, argv, cases, COUNT_OF(cases));
 }
