@@ -53,7 +53,7 @@ TEMPLATE = (
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}  # ShareGPT's
+ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}  # ShareGPT's
 ROW_TOKENS = 1024  # without a model
 SHARD_TOKENS = 100_000_000
 AT_ONCE = 1024  # conversations that are encoded at a time

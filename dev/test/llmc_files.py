@@ -71,7 +71,8 @@ def check_nanogpt(bias):
     model = GPT2LMHeadModel(GPT2Config(activation_function="gelu", initializer_range=0.1, n_positions=16, **sizes, **dropout))
     for name, x in model.named_parameters():
         x.data += 0.1 * torch.randn(x.shape) * (bias if name.endswith("bias") else 1)
-    state = {"_orig_mod." + name: x.T if x.ndim > 1 and ".c_" in name else x for name, x in model.state_dict().items() if bias or name[-4:] != "bias"}
+    kept = {name: x for name, x in model.state_dict().items() if bias or name[-4:] != "bias"}
+    state = {"_orig_mod." + name: x.T if x.ndim > 1 and ".c_" in name else x for name, x in kept.items()}
     saved = {"model": state, "model_args": {**sizes, "block_size": 16, "bias": bool(bias), "dropout": 0.0}, "optimizer": {},
              "iter_num": 5, "best_val_loss": torch.tensor(1.0), "config": {"dataset": "openwebtext"}}  # fmt: skip
     torch.save(saved, at + ".pt")
