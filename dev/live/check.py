@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Test the page in which GPT-2 trains (docs/live/index.html): clicked through in headless Chromium, and in Firefox.
 
-    live.py TRAIN_GPT2          from the repository's root, for example ./train_gpt2, with use_gpt2 beside
+    dev/live/check.py TRAIN_GPT2          from the repository's root, for example ./train_gpt2, with use_gpt2 beside
 
 The page's losses are those of dev/ladder/gpt2_in_one_file.c, its look inside is that of `use_gpt2 --explain`, and the
 model that it saves says in use_gpt2 what it says in the page. Any output on the console and any request is a failure.
@@ -22,7 +22,8 @@ import tempfile
 import time
 import zipfile
 
-from verdicts import ROOT, equal, failure, finish, holds, read, run, skip, verdict
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "test"))
+from verdicts import ROOT, equal, failure, finish, holds, read, run, skip, verdict  # noqa: E402
 
 PAGE, SHOTS = f"file://{ROOT}/docs/live/index.html", os.environ.get("SCREENSHOTS")
 TEXT = "Anna takes the ball. Who has the ball?"
