@@ -385,9 +385,9 @@ int main(int argc, char** argv) {
                                      {"energy/meter", test_energy},
                                      {"checkpoint/load", test_load},
                                      {"checkpoint/kept", test_retention},
-                                      {"checkpoint/state", test_state},
-                                      {"checkpoint/power cut", test_power_cut},
-                                      {"checkpoint/replaced", test_replaced}};
+                                     {"checkpoint/state", test_state},
+                                     {"checkpoint/power cut", test_power_cut},
+                                     {"checkpoint/replaced", test_replaced}};
     device_set_threads(1);  // a fork knows nothing of its parent's threads
     return tests_main(argc, argv, cases, COUNT_OF(cases));
 }
