@@ -119,7 +119,7 @@ typedef struct {
     const char* const* may_lack;  // prefixes of names
     int may_lack_count;
     TensorInit init;             // of tensors that the file lacks
-    const char* ignored_prefix;  // of names, which are not read even if the table has them; NULL: none
+    const char* ignored_prefix;  // of names that only a part with a prefix reads; NULL: none
 } FileRules;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ static inline int tensors_ignore_prefix(const FileRules* rules, const char* name
 }
 
 // The file's entry for this tensor, under its name or an older one, with or without the optional prefix; NULL if there
-// is none, or if it is ignored.
+// is none, or if the rules ignore it and the part has no prefix.
 static inline const SafeTensor* tensors_file_entry(const SafeTensors* file, const char* prefix, const Tensor* t,
                                                    const FileRules* rules) {
     char name[128];
@@ -201,7 +201,7 @@ static inline const SafeTensor* tensors_file_entry(const SafeTensors* file, cons
         if (!other && n) other = safetensors_find(file, name + n);
         if (other) entry = other;
     }
-    return entry && tensors_ignore_prefix(rules, entry->name) ? NULL : entry;
+    return entry && !*prefix && tensors_ignore_prefix(rules, entry->name) ? NULL : entry;
 }
 
 static inline int tensors_may_lack(const FileRules* rules, const Tensor* t) {
