@@ -77,7 +77,7 @@ static inline void test_lamb_zeros(Harness* h) {
 }
 
 // Both halves of the update of each shard. In between, the sums of the shards are added, as ranks do.
-OP_FN(lamb_run_shards) {
+OP_FN(lamb_shards) {
     const Optimizer* o = OP_OWN(Optimizer);
     const ShardCut* cut = &SHARD_CUTS[k->M % (int)COUNT_OF(SHARD_CUTS)];
     size_t sums = 2 * (size_t)o->count, all = (size_t)cut->shards * sums;
@@ -95,8 +95,7 @@ OP_FN(lamb_run_shards) {
 }
 
 static inline void test_lamb(Harness* h) {
-    static const Pass SHARDS = {"shards", OPTIMIZER_WRITES, lamb_run_shards, lamb_want,
-                                NULL,     lamb_after,       OPTIMIZER_KINDS};
+    static const Pass SHARDS = {"shards", OPTIMIZER_WRITES, lamb_shards, lamb_want, NULL, lamb_after, OPTIMIZER_KINDS};
     for (int M = 0; M < (int)COUNT_OF(OPTIMIZER_STEPS); M++) op_test_row(h, &LAMB, &SHARDS, LAMB_ROWS[M]);
     test_lamb_zeros(h);
 }
