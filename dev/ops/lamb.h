@@ -76,6 +76,28 @@ static inline void test_lamb_zeros(Harness* h) {
     case_end(h);
 }
 
-static inline void test_lamb(Harness* h) { test_lamb_zeros(h); }
+// Both halves of the update of each shard. In between, the sums of the shards are added, as ranks do.
+OP_FN(lamb_shards) {
+    const Optimizer* o = OP_OWN(Optimizer);
+    const ShardCut* cut = &SHARD_CUTS[k->M % (int)COUNT_OF(SHARD_CUTS)];
+    size_t sums = 2 * (size_t)o->count, all = (size_t)cut->shards * sums;
+    double* sum_sq = (double*)pinned_memory(k->h, all * sizeof *sum_sq);
+    AdamWState a[COUNT_OF(cut->ends)];
+    LambSpans of[COUNT_OF(cut->ends)];
+    for (int i = 0; i < cut->shards; i++) {
+        OptimizerShard s = optimizer_shard(k, cut, i);
+        a[i] = s.a, of[i] = (LambSpans){s.spans, s.count, lamb_number_blocks(s.spans, s.count), s.n};
+        lamb_moments(sum_sq + (size_t)i * sums, o->count, a[i], of[i], o->h, k->ctx);
+    }
+    device_synchronize(k->ctx);
+    for (size_t i = sums; i < all; i++) sum_sq[i % sums] += sum_sq[i];
+    for (int i = 0; i < cut->shards; i++) lamb_apply(a[i], sum_sq, of[i], o->h, k->ctx);
+}
+
+static inline void test_lamb(Harness* h) {
+    static const Pass SHARDS = {"shards", OPTIMIZER_WRITES, lamb_shards, lamb_want, NULL, lamb_after, OPTIMIZER_KINDS};
+    for (int M = 0; M < (int)COUNT_OF(OPTIMIZER_STEPS); M++) op_test_row(h, &LAMB, &SHARDS, LAMB_ROWS[M]);
+    test_lamb_zeros(h);
+}
 
 #endif

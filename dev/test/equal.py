@@ -21,7 +21,8 @@ defaults. The group flags fails for a flag of --help that no row of "other" or "
 
 WHAT: weights* (OUT's model), state* (all tensors of the newest checkpoint), log* (log.jsonl without times and scales),
 a key of log.jsonl such as val_loss, scales* (of the loss), fp8* (scales and largest elements), average* (OUT/ema),
-hashes (of the weights, when checkpoints are written), said (the losses of --evaluate), plan (of memory), stdout.
+hashes (of the weights, when checkpoints are written), sequences (of BERT's steps, by their rate), said (the losses of
+--evaluate), plan (of memory), stdout.
 
 "make NAME = RUNS" makes a model that rows may name. The groups graph and flags_gpu are for a GPU's trainer, graph also
 for one that the emulator runs. They run on request.
@@ -68,6 +69,8 @@ def text_of(folder, what):
     if what in ("said", "plan", "stdout"):
         pattern = {"said": "^val loss ([^ ]+)", "plan": "^memory plan: [^;]*", "stdout": ".*"}[what]
         return re.findall(pattern, "\n".join(lines(folder, "stdout")), re.M)
+    if what == "sequences":
+        return [f"{float(a) * float(b) / 1000:.0f}" for a, b in zip(text_of(folder, "ms"), text_of(folder, "seq_s"))]
     key = {"scales": "loss_scale", "hashes": "weights_hash"}.get(what, what)
     return re.findall(rf'"{key}": ([^,}}]+)', "\n".join(line for line in lines(folder) if line.startswith('{"step"')))
 

@@ -118,6 +118,14 @@ verdict 'a second run in the same directory is refused' "$(ended_with_error 2 "$
 kill -KILL $pid
 wait $pid 2>/dev/null
 
+# The checkpoint of a run that is stopped is written in the background.
+rm -rf "$out"
+starter=(bash -c 'trap "" XFSZ; ulimit -f 60; exec "$@"' -)
+start '^step *3/' "${LONG[@]}" -n 100
+kill -TERM $pid
+join
+verdict 'a signal, then a write failure' "$(ended_with 1)$(grep ', saved$' "$work/stdout")"
+
 rm -rf "$out"
 "$PROGRAM" "${TINY[@]}" -x 40 -s 0 -n 0 -o "$out" </dev/null 2>"$work/stderr" | true
 status=${PIPESTATUS[0]}
