@@ -4,9 +4,11 @@
     track.py OUT                send what OUT/log.jsonl has and the tracker has not
     track.py OUT --follow       continue until Ctrl-C
 
-The tracker is wandb or, where that is not installed, mlflow; its own settings choose the destination. OUT/track.json has the tracker's run and what was sent, so the same command continues there. A step is sent once, even if
-a resumed training cuts log.jsonl back and repeats it; if this program is killed, at most BATCH lines are sent again. A
-new training in OUT (--overwrite 1), or another tracker or project, begins a new run.
+The tracker is wandb or, where that is not installed, mlflow; its own settings choose the destination.
+
+OUT/track.json has the tracker's run and what was sent, so the same command continues there. A step is sent once, even
+if a resumed training cuts log.jsonl back and repeats it; if this program is killed, at most BATCH lines are sent again.
+A new training in OUT (--overwrite 1), or another tracker or project, begins a new run.
 """
 import json
 import os
@@ -69,8 +71,8 @@ def parse_line(line):
 
 
 def read_log(path):
-    """A run's settings, the lines that have a step, and the first one with a time, which tells trainings apart, or None.
-    What follows the last line break is still being written."""
+    """A run's settings, its lines with a step, and the first with a time, or None: no other training has the same. What
+    follows the last line break is still being written."""
     with open(path, "rb") as f:
         settings, *lines = [*map(parse_line, f.read().split(b"\n")[:-1])] or [{}]
     lines = [line for line in lines if isinstance(line.get("step"), int)]
@@ -108,6 +110,7 @@ def track(options):
                 name = os.path.basename(os.path.abspath(options.out))
                 tracker = TRACKERS[module](library, wanted["project"], name, state["id"], settings)
                 state["id"] = tracker.id
+                write_atomically(path, json.dumps(state) + "\n")
             for i in range(0, len(lines) if first else 0, BATCH):
                 if new := [*new_lines(lines[i : i + BATCH], state["sent"])]:
                     tracker.send(new)
