@@ -1,7 +1,7 @@
 /* A mutation fuzzer over the readers of files that users bring.
  *
  *     build/san/test_fuzz 100000 240          as `make san` runs it: inputs of all readers, and seconds for them
- *     build/san/test_fuzz 100000 240 json 7   one reader, other draws
+ *     build/san/test_fuzz 100000 240 bpe 7    one reader, other draws
  *
  * An input is a case of READERS with one to eight changes; first each is read as it is. Every draw comes from one
  * stream, so that an input is a function of (seed, reader, number).
@@ -34,25 +34,6 @@ static char* read_exactly(const char* path, size_t* n) {
     memcpy(exact, text, *n);
     free(text);
     return exact;
-}
-
-static void walk_json(const JsonNode* node, int depth) {
-    CHECK(depth <= JSON_MAX_DEPTH);
-    for (const JsonNode* m = node->first; m; m = m->next) {
-        CHECK(!m->key || strlen(m->key) != m->key_length || json_get(node, m->key) == m);
-        walk_json(m, depth + 1);
-    }
-}
-
-static void read_json(void) {
-    Json json;
-    char error[JSON_ERROR_SIZE];
-    size_t n;
-    char* text = read_exactly("case/input.json", &n);
-    if (json_parse(&json, text, n, error) != 0) die(USAGE, "%s", error);
-    free(text);
-    walk_json(json.root, 0);
-    json_free(&json);
 }
 
 static void read_safetensors(void) {
@@ -167,10 +148,6 @@ typedef struct {
 #define VOCAB "{'a': 0, 'b': 1, '\u0120': 2, '\u0120ab': 3, '?': 4, '\u20ac': 5, 'ab': 6, '\u0143': 7, '!': 8}"
 
 static const Reader READERS[] = {
-    {"json", read_json, {
-        {{"input.json", "[0, -1, 1.5, 1e10, 9223372036854775807, 'x', [], {}, [[[]]]]"}},
-        {{"input.json", "{'a': 1, 'b': [true, null], 'c': {'d': '\\u00e9\\ud83d\\ude00\\n', '': -0.5e-3}}"}},
-        {{"input.json", "{'k0':0,'k1':1,'k2':2,'k3':3,'k4':4,'k5':5,'k6':6,'k7':7,'k8':8}"}}}},
     {"safetensors", read_safetensors, {
         {{"input.safetensors", "{'__metadata__':{'format':'pt'},'a':{'dtype':'BF16','shape':[2,3],"
                                "'data_offsets':[0,12]},'b':{'dtype':'F32','shape':[1],'data_offsets':[12,16]},"
