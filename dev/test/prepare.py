@@ -136,7 +136,6 @@ ONE_A_LINE = "The cat. Sat\n\n\nIt sat!\nthe CATS\n   \n[MASK]\n"
 FOUND = "the cat . sat\n\nit sat !\nthe cat ##s\n\n[ mask ]\n\n"
 SENTENCES = [  # file, text, flags, what is found
     ("lines.txt", ONE_A_LINE, "--lines", FOUND),
-    ("files.txt", ONE_A_LINE, "--lines --shard-tokens 1", FOUND),
     ("plain.txt", MARK + 'Dr. Cat sat. "The cats sat!" said it. the\n\nIt sat? 3 cats...\n', "",
      'dr . cat sat .\n" the cat ##s sat ! " said it . the\nit sat ?\n3 cat ##s . . .\n\n'),
     ("titles", '<doc id="1" title="It">\nIt\n\nThe cat. It sat.\n</doc>\n  <doc id="2" title="The">\nThe\n</doc>\n', "",
@@ -265,15 +264,12 @@ def check_interruptions():
 
 
 def check_limits():
-    """The first tokens only: for BERT of whole documents."""
+    """The first tokens only."""
     flags = [*FILES, "--val-fraction", "0"]
     prepare("gpt2", W + "/all", *flags)
     prepare("gpt2", W + "/limited", *flags, *"--limit-tokens 900001 --processes 2 --shard-tokens 70000".split())
     right = tokens_in(W + "/limited") == tokens_in(W + "/all")[:900001]
     holds("--limit-tokens, GPT-2", right, "not the first 900001")
-    prepare("bert", W + "/limited_bert", *flags, "--limit-tokens", "90001", "--processes", "2")
-    count = int(np.fromfile(W + "/limited_bert/train_000000.bin", "<i4", 3)[2])
-    holds("--limit-tokens, BERT, whole documents", 90001 <= count < 95000, count)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -9,22 +9,20 @@ python=${PYTHON:-python3} s=$work/sweep
 export OMP_NUM_THREADS=1
 TINY=("$PROGRAM" -e L=1,C=16,NH=2,T=16 -x 6 -v 6 -m 1 -s 0 -n 2)
 sweep() { timeout 300 "$python" "$root/scripts/sweep.py" "$@" >"$work/stdout" 2>"$work/stderr"; status=$?; }
-grid() { sweep "$s" --jobs 2 --vary lr=1e-3,1e-2 --vary optimizer=adamw,muon "$@" -- "${TINY[@]}"; }
 
 # Killed with all its processes once a run is done; the same command finishes it.
-setsid "$python" "$root/scripts/sweep.py" "$s" --jobs 2 --vary lr=1e-3,1e-2 --vary optimizer=adamw,muon -- "${TINY[@]}" >/dev/null 2>&1 &
+grid=("$s" --jobs 2 --vary lr=1e-3,1e-2 --vary optimizer=adamw,muon -- "${TINY[@]}")
+setsid "$python" "$root/scripts/sweep.py" "${grid[@]}" >/dev/null 2>&1 &
 for _ in $(seq 300); do compgen -G "$s/*/result.json" >/dev/null && break; sleep 0.1; done
 kill -KILL -- -$! 2>/dev/null; wait $! 2>/dev/null
 before=$(ls "$s"/*/result.json 2>/dev/null | head -n 1) when=$(stat -c %y "$before" 2>&1)
-grid
+sweep "${grid[@]}"
 why=$(ended_with 0)
 rows=$(grep -cE '^\| 1e-[23] \| (adamw|muon) \| [0-9.]+ \| 6 \| [0-9.]+ \|$' "$s/table.md")
 [ "$rows" -eq 4 ] || why=${why:-"table: $(cat "$s/table.md")"}
 [ "$(stat -c %y "$before")" = "$when" ] || why=${why:-'a finished run was run again'}
 tail -n +3 "$s/table.md" | cut -d '|' -f 4 | sort -c -g 2>/dev/null || why=${why:-'the best is not first'}
 verdict 'a grid, killed and started again' "$why"
-grid --metric loss
-verdict 'another sweep in its directory' "$(ended_with_error 2 'is of another sweep')"
 
 # A directory that no sweep has made: nothing in it changes.
 mkdir -p "$box/s/lr=1e-3" && echo mine >"$box/s/lr=1e-3/output.txt"
