@@ -182,7 +182,6 @@ ODD = f"""İstanbul ΑΣΣ Ὀδυσσεύς ᾼ ǅ ﬁne K Å Ａｂ ① Việt
     \U0002a6df e\u00ad\u0301 a\u0323\u0301 a\u0301\u0323 \u0301a é.è!ê naïve-café's কো 豈 [MASK]É
     É[SEP]中 [mask] {"a" * 100} {"a" * 101}""".split()
 
-
 RULES = [(True, None, True), (True, False, True), (False, True, True), (False, None, False)]
 
 

@@ -79,8 +79,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 full = os.path.join(at, name)
                 entries.append({"type": "file" if name in files else "directory", "path": os.path.relpath(full, folder),
                                 "size": os.path.getsize(full), "oid": "0" * 40})
-            if "recursive=true" not in self.path.lower():
-                break
         self.answer(entries)
 
     def send(self, full):

@@ -132,10 +132,9 @@ def check_eos():
 
 
 WORDS = '[PAD] [UNK] [CLS] [SEP] [MASK] the cat sat ##s . ! ? dr it said " 3 [ ] mask'.split()
-ONE_A_LINE = "The cat. Sat\n\n\nIt sat!\nthe CATS\n   \n[MASK]\n"
-FOUND = "the cat . sat\n\nit sat !\nthe cat ##s\n\n[ mask ]\n\n"
 SENTENCES = [  # file, text, flags, what is found
-    ("lines.txt", ONE_A_LINE, "--lines", FOUND),
+    ("lines.txt", "The cat. Sat\n\n\nIt sat!\nthe CATS\n   \n[MASK]\n", "--lines",
+     "the cat . sat\n\nit sat !\nthe cat ##s\n\n[ mask ]\n\n"),
     ("plain.txt", MARK + 'Dr. Cat sat. "The cats sat!" said it. the\n\nIt sat? 3 cats...\n', "",
      'dr . cat sat .\n" the cat ##s sat ! " said it . the\nit sat ?\n3 cat ##s . . .\n\n'),
     ("titles", '<doc id="1" title="It">\nIt\n\nThe cat. It sat.\n</doc>\n  <doc id="2" title="The">\nThe\n</doc>\n', "",
@@ -199,8 +198,6 @@ def check_vocabularies():
     tokenizer = Tokenizer.from_file(W + "/gpt2_own1/tokenizer.json")
     wanted = [i for path in TEXTS for i in (399, *tokenizer.encode(read(path)).ids)]
     holds("its ids are the library's", tokens_in(W + "/gpt2_own1", ("train", "val")) == wanted, "other ids")
-    lines = read(W + "/bert_own1/vocab.txt").split("\n")
-    holds("BERT's begins with the special tokens", lines[:5] == WORDS[:5] and len(lines) == 1001, lines[:6])
 
 
 # ----------------------------------------------------------------------------------------------------------

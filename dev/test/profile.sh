@@ -38,9 +38,6 @@ command="$PROGRAM $model -x 9 --profile 2 -o whole"
 [ "$(head -n 1 whole/profile/profile.txt)" = "$command" ] || why+='the command is another'
 verdict 'files and the printed report' "$why"
 
-# ---------------------------------------------------------------------------------------------------------
-# Ranks
-
 prepare_ranks || { skip 'two ranks' "$why"; finish; exit; }
 timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" $model -x 9 --profile 1 -o two \
     </dev/null >"$work/stdout" 2>"$work/stderr"

@@ -6,7 +6,6 @@ set -u
 PROGRAM=${1:-}
 . "$(dirname "$0")/shell.sh"
 python=${PYTHON:-python3} s=$work/sweep
-export OMP_NUM_THREADS=1
 TINY=("$PROGRAM" -e L=1,C=16,NH=2,T=16 -x 6 -v 6 -m 1 -s 0 -n 2)
 sweep() { timeout 300 "$python" "$root/scripts/sweep.py" "$@" >"$work/stdout" 2>"$work/stderr"; status=$?; }
 
