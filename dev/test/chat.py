@@ -102,12 +102,9 @@ def check_refused():
     write(W + "/own/chat_template.jinja", "{{ messages }}")
     usual = f"--vocab {CORPUS} --tokens {T}"
     for wanted, chat, flags in [
-        ("message 1 is of the role 'tool' at the beginning", [[{**user, "role": "tool"}]], usual),
         ("message 2: the answer is empty", [[user, {**answer, "content": " \n"}]], usual),
         ("message 2: its weight is 0.5; allowed: 0, 1", [[user, {**answer, "weight": 0.5}]], usual),
         ("no answer in the input counts for the loss", [[user, {**answer, "weight": 0}]], usual),
-        (f"no conversation in the input that fits into {T} tokens", [turns("a" * T, "b")], usual),
-        ("1 conversations cannot be divided so", [[user, answer]], usual + " --val-fraction 0.5"),
         ("has a chat template of its own", [[user, answer]], f"--vocab {W}/own"),
         (f"--tokens {T + 1}: the model has {T} positions", [[user, answer]], f"--model {W}/base --tokens {T + 1}"),
     ]:
@@ -148,13 +145,6 @@ def check_answers():
     same = [ask("--prompt", prompts[m]).stdout.startswith(prompts[m] + spelled[m].rstrip("\n")) for m in spelled]
     holds("a message that spells special tokens", all(spelled.values()) and not all(same), spelled)
     verdict("a model without the tokens", not_refused(ask("--chat", "a", e="base"), ".*has no special token <.user.>"))
-    # The model of a run before is removed; that of someone else stays.
-    done = prepare(facts, "facts")
-    holds("--vocab removes the model of a run before", not os.path.exists(model), "it is there", done)
-    shutil.copytree(W + "/base", model)
-    theirs = contents(model)
-    why = not_refused(prepare(facts, "facts", f"--model {W}/base"), "/model/.*: is not in prepared.json")
-    verdict("OUT/model of someone else", why or ("" if contents(model) == theirs else "it is another"))
 
 
 base = run(TRAINER, *f"{QUIET} -o {W}/base -e L=2,C=64,NH=4,T=64 -i {CORPUS}/train.bin -x 1".split())

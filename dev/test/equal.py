@@ -36,7 +36,6 @@ import shlex
 import sys
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from runs import Runs, case, flags_of, numbers, put_files, read_table, tensors  # noqa: E402
 from verdicts import finish  # noqa: E402
 

@@ -48,8 +48,6 @@ done < <(printf '%s\n' $ops | xargs -P 2 -I{} bash -c 'both {}')
 # The list, and how an exercise begins, continues and ends.
 said=$(make -s exercise 2>&1) status=$?
 verdict 'the list has a line for each' "$([ "$(grep -cE '^  [a-z_]+ +[^ ]' <<<"$said")" = "$(wc -w <<<"$ops")" ] || echo "$said")"
-said=$(make -s exercise OP=gelu 2>&1) status=$?
-answer 'an exercise that is not there' 2 'no exercise is called gelu'
 said=$(make -s exercise OP=gelu_forward 2>&1) status=$?
 answer 'the first time, the skeleton is copied' 2 'exercises/gelu_forward.h is made'
 answer '... and checked: an empty body' 2 'y\[0\] is nan, expected -0.00363'
@@ -72,7 +70,6 @@ done <<END
 gelu_backward|0|^passed: 16 cases$|${right//$'\n'/ }
 gelu_backward|1|Only cases with ADD fail|for (size_t i = 0; i < n; i++) { ${slope//$'\n'/ } dx[i] = (real)(dy[i] * d); }
 gelu_backward|1|it wrote outside of 1 buffer|${right//$'\n'/ } dx[n] = 0;
-gelu_backward|1|it wrote outside of 1 buffer|${right//$'\n'/ } dx[-1] = 0;
 gelu_forward|1|^  (n 33, )+$|printf("n %zu, ", n);
 gelu_forward|1|it crashed in the case gelu/forward TANH n=1|y[(size_t)1 << 40] = 0;
 gelu_forward|1|it ended before all cases were done|exit(0);

@@ -73,9 +73,8 @@ def check_caches():
     """-e hub:NAME reads the cache of huggingface_hub, wherever variables say that it is."""
     for cache, name, variables in [
         ("home/.cache/huggingface/hub", "me/home", {}),
-        ("xdg/huggingface/hub", "me/xdg", {"XDG_CACHE_HOME": W + "/xdg"}),
         ("home/hf/hub", "one", {"HF_HOME": "~/hf", "XDG_CACHE_HOME": W + "/xdg"}),
-        ("cache", "me/cache", {"HF_HUB_CACHE": W + "/cache", "HF_HOME": W + "/hf"}),
+        ("cache", "me/cache", {"HF_HUB_CACHE": W + "/cache"}),
     ]:
         folder = f"{W}/{cache}/models--{name.replace('/', '--')}"
         shutil.copytree(W + "/hidden/start", folder + "/snapshots/1111")
@@ -86,9 +85,8 @@ def check_caches():
     card(train("-e hub:me/cache -x 2 -v 0 -s 0 -n 0 -o tuned"), "tuned", "^- --model `hub:me/cache`$")
     shutil.copytree(folder, W + "/cache/models--me--other")
     write(folder + "/refs/main", "../../models--me--other/snapshots/1111")
-    for model in ("me/none", "me/cache@v2", "me/cache"):  # the last one's ref names another directory
-        says = f"-e hub:{model}: is not in {W}/cache; fetch it once: python3 scripts/download.py {model}$"
-        verdict(f"-e hub:{model} is not in the cache", not_refused(train(f"-e hub:{model} -o none"), says))
+    says = f"-e hub:me/cache: is not in {W}/cache; fetch it once: python3 scripts/download.py me/cache$"
+    verdict("a ref that names another directory", not_refused(train("-e hub:me/cache -o none"), says))
 
 
 def refused(command, says):
@@ -97,10 +95,7 @@ def refused(command, says):
 
 def check_hub(hub):
     """A model there and back, and what can be wrong."""
-    os.mkdir(W + "/edited"), shutil.copy(W + "/straight/config.json", W + "/edited")
     refused("upload.py none me/model", "none: is not a model directory")
-    refused("upload.py edited me/model", "edited: has no weights")
-    refused("upload.py straight model", "is not ORGANIZATION/MODEL")
     refused("upload.py straight me/model", "refuses your token, or there is none: hf auth login")
     os.environ["HF_TOKEN"] = "local"
     shutil.copy(W + "/straight/ckpt/00000020/optimizer.safetensors", W + "/straight")
@@ -115,12 +110,10 @@ def check_hub(hub):
     holds("download", done.stdout == f"{snapshots}/{os.listdir(snapshots)[0]}\n", done.stdout, done)
     same_text("download, then -e hub:", "hub:me/model")
     refused("download.py me/none", "me/none: .* has no such repository")
-    refused("download.py me/model@v2", "me/model: the repository has no such revision")
     os.remove(hub.folder + "/me/model/model.safetensors")
     refused("download.py me/model", "me/model: its repository has no model.safetensors")
     os.environ["HF_ENDPOINT"] = "http://tiger:p@ss@127.0.0.1:1"
     secret = r"//\*\*\*@127.0.0.1:1 cannot be reached: (?!.*(tiger|ss@))"
-    refused("upload.py straight me/model", secret)
     refused("download.py me/new", secret)
 
 
@@ -130,11 +123,6 @@ check_cards()
 check_caches()
 del os.environ["HF_HUB_CACHE"]
 os.environ.update(HF_HOME=W + "/hub_home", HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
-write(W + "/without/huggingface_hub.py", "raise ImportError")
-os.environ["PYTHONPATH"] = W + "/without"
-for command in ("upload.py straight me/model", "download.py me/model"):
-    refused(command, "'huggingface_hub' is missing; install it with: pip install")
-del os.environ["PYTHONPATH"]
 if importlib.util.find_spec("huggingface_hub"):
     with Hub(W + "/server") as hub:
         os.environ["HF_ENDPOINT"] = hub.address

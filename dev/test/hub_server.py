@@ -3,8 +3,7 @@ reading public data sets need it, for libraries whose HF_ENDPOINT is its address
 
     with Hub(folder) as hub: ...
 
-FOLDER/OWNER/NAME is a repository, of models or of data. Whoever writes must send the token "local". hub.requests lists
-what was asked for.
+FOLDER/OWNER/NAME is a repository, of models or of data. Whoever writes must send the token "local".
 """
 import base64
 import hashlib
@@ -42,7 +41,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def handle_request(self):
         hub, body = self.server, self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
-        hub.requests.append(f"{self.command} {path}")
         if self.command == "POST" and self.headers.get("Authorization") != "Bearer local":
             return self.refuse(401, "")
         if path == "/api/validate-yaml":
@@ -57,9 +55,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not os.path.isdir(folder):
             return self.refuse(404, "RepoNotFound")
         self.commit = hashlib.sha1(repr(sorted(contents(folder).items())).encode()).hexdigest()
-        hub.commits.add(self.commit)
-        if revision not in (None, "main", *hub.commits):
-            return self.refuse(404, "RevisionNotFound")
         if what == "preupload":
             paths = [file["path"] for file in json.loads(body)["files"]]
             return self.answer({"files": [{"path": p, "shouldIgnore": False, "uploadMode": "regular"} for p in paths]})
@@ -84,8 +79,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 full = os.path.join(at, name)
                 entries.append({"type": "file" if name in files else "directory", "path": os.path.relpath(full, folder),
                                 "size": os.path.getsize(full), "oid": "0" * 40})
-            if "recursive=true" not in self.path.lower():
-                break
         self.answer(entries)
 
     def send(self, full):
@@ -106,7 +99,7 @@ class Hub(http.server.ThreadingHTTPServer):
 
     def __init__(self, folder):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.folder, self.requests, self.commits = folder, [], set()
+        self.folder = folder
         self.address = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 

@@ -7,7 +7,6 @@ matplotlib and huggingface_hub.
 import importlib.util
 import json
 import os
-import re
 import sys
 import tempfile
 
@@ -17,21 +16,10 @@ from verdicts import ROOT, contents, finish, holds, run, skip, verdict
 NOTEBOOK = os.path.join(ROOT, "docs", "train_gpt2.ipynb")
 
 
-def execute(folder):
-    """What the cells have left, by their names, and the error that ended them."""
+def check_run(work, hub):
     import nbclient
     import nbformat
 
-    os.mkdir(folder)
-    notebook, why = nbformat.read(NOTEBOOK, as_version=4), ""
-    try:
-        nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": folder}}).execute()
-    except nbclient.exceptions.CellExecutionError as e:
-        why = re.sub(r"\x1b\[[0-9;]*m", "", str(e)).strip()
-    return {cell["id"]: cell.get("outputs", []) for cell in notebook["cells"]}, why
-
-
-def check_run(work, hub):
     os.environ.update(
         PATH=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"], REPOSITORY="file://" + ROOT, STEPS="60",
         HUB_NAME="me/small-world", HF_ENDPOINT=hub.address, HF_TOKEN="local", HF_HUB_DISABLE_XET="1",
@@ -39,19 +27,19 @@ def check_run(work, hub):
     )  # fmt: skip
     for variable in ("OUT", "MAKEFLAGS", "MAKELEVEL"):
         os.environ.pop(variable, None)
-    outputs, why = execute(work + "/reader")
+    os.mkdir(work + "/reader")
+    notebook, why = nbformat.read(NOTEBOOK, as_version=4), ""
+    try:
+        nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": work + "/reader"}}).execute()
+    except nbclient.exceptions.CellExecutionError as e:
+        why = str(e)
     verdict("every cell runs", why[-600:].replace("\n", " | "))
-    printed = {i: "".join(o.get("text", "") for o in found) for i, found in outputs.items()}
+    printed = {cell["id"]: "".join(o.get("text", "") for o in cell.get("outputs", [])) for cell in notebook["cells"]}
     made = contents(work + "/reader/small_world/out/notebook")
     losses = [line["loss"] for line in map(json.loads, made.get("log.jsonl", b"").splitlines()) if "loss" in line]
     holds("the model has learnt", len(losses) == 60 and losses[-1] < losses[0] - 0.5, losses)
-    holds("the plot is shown", any("image/png" in o.get("data", {}) for o in outputs["show"]))
-    holds("a story is told", len(printed["generate"].strip()) > 20, printed["generate"])
     is_pushed = {"README.md", "config.json", "model.safetensors"} <= {*contents(hub.folder + "/me/small-world")}
     holds("the card is shown, and pushed", "GPT2LMHeadModel" in printed["push"] and is_pushed, printed["push"][-200:])
-    os.environ["REPOSITORY"] = f"file://{work}/none"
-    _, why = execute(work + "/wrong")
-    holds("a failing shell cell ends the run", "git clone" in why and "returned non-zero" in why, why)
 
 
 needed = ("nbclient", "nbformat", "ipykernel", "matplotlib", "huggingface_hub")

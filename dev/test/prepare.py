@@ -6,7 +6,6 @@
 Data sets need `datasets`.
 """
 import contextlib
-import fcntl
 import glob
 import gzip
 import io
@@ -127,18 +126,15 @@ def check_eos():
     """A tokenizer without <|endoftext|> has another token between documents."""
     for name in ("vocab.json", "merges.txt"):
         write(f"{W}/eos/{name}", read(f"{CORPUS}/{name}").replace("<|endoftext|>", "</s>"))
-    refused("no separator", "has no <.endoftext.>, and no eos_token", "gpt2", "--local", TEXTS[0], "--vocab", W + "/eos")
     write(W + "/eos/special_tokens_map.json", '{"eos_token": {"content": "</s>"}}')
     done = prepare("gpt2", W + "/eos_out", *FILES, "--vocab", W + "/eos")
-    holds("eos_token is the separator", not done.returncode and tokens_in(W + "/eos_out") == tokens_in(W + "/gpt2"), "", done)
+    holds("eos_token is the separator", tokens_in(W + "/eos_out") == tokens_in(W + "/gpt2"), "other tokens", done)
 
 
 WORDS = '[PAD] [UNK] [CLS] [SEP] [MASK] the cat sat ##s . ! ? dr it said " 3 [ ] mask'.split()
-ONE_A_LINE = "The cat. Sat\n\n\nIt sat!\nthe CATS\n   \n[MASK]\n"
-FOUND = "the cat . sat\n\nit sat !\nthe cat ##s\n\n[ mask ]\n\n"
 SENTENCES = [  # file, text, flags, what is found
-    ("lines.txt", ONE_A_LINE, "--lines", FOUND),
-    ("files.txt", ONE_A_LINE, "--lines --shard-tokens 1", FOUND),
+    ("lines.txt", "The cat. Sat\n\n\nIt sat!\nthe CATS\n   \n[MASK]\n", "--lines",
+     "the cat . sat\n\nit sat !\nthe cat ##s\n\n[ mask ]\n\n"),
     ("plain.txt", MARK + 'Dr. Cat sat. "The cats sat!" said it. the\n\nIt sat? 3 cats...\n', "",
      'dr . cat sat .\n" the cat ##s sat ! " said it . the\nit sat ?\n3 cat ##s . . .\n\n'),
     ("titles", '<doc id="1" title="It">\nIt\n\nThe cat. It sat.\n</doc>\n  <doc id="2" title="The">\nThe\n</doc>\n', "",
@@ -170,22 +166,17 @@ def check_sentences():
 
 
 def check_refusals():
-    for name, text in [("a.parquet", b"PAR1\x15\xff"), ("strings.json", '["a"]'),
-                       ("a.GZ", gzip.compress(b"text")), ("half.json", '[{"text": ')]:
-        write(f"{W}/bad/{name}", text)
+    write(W + "/bad/a.parquet", b"PAR1\x15\xff")
+    write(W + "/bad/a.GZ", gzip.compress(b"text"))
     tree = json.loads(read(CORPUS + "/tokenizer.json"))
     tree["pre_tokenizer"] = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always"}
     write(W + "/metaspace/tokenizer.json", json.dumps(tree))
     for name, kind, flags, pattern in [
-        ("a missing file", "gpt2", "--local none.txt", "no such file"),
         ("Parquet", "gpt2", f"--local {W}/bad/a.parquet", "(a.parquet: cannot be read|pip install pyarrow)"),
         ("gzip by another name", "chat", f"--local {W}/bad/a.GZ", "is compressed with gzip; decompress it first"),
-        ("strings", "gpt2", f"--local {W}/bad/strings.json", "document 1 is not an object with the key 'text'"),
-        ("half an array", "gpt2", f"--local {W}/bad/half.json", "half.json: is not JSON"),
         ("Metaspace", "gpt2", f"--local {TEXTS[0]} --vocab {W}/metaspace", "is Metaspace; only byte-level"),
         ("few tokens", "gpt2", f"--local {TEXTS[0]} --train-vocab 256", "the bytes and .* alone take 257"),
         ("onto the vocabulary", "bert", f"--local {TEXTS[0]} --vocab {W}/refused/vocab.txt", "would be overwritten"),
-        ("--revision without --dataset", "bert", f"--local {TEXTS[0]} --revision main", "belongs to --dataset"),
         ("a data set of many parts", "gpt2", "--dataset http://a:b@c:d:e", r"http://\*\*\*@c:d:e: is not NAME"),
     ]:
         refused(name, pattern, kind, *flags.split())
@@ -207,8 +198,6 @@ def check_vocabularies():
     tokenizer = Tokenizer.from_file(W + "/gpt2_own1/tokenizer.json")
     wanted = [i for path in TEXTS for i in (399, *tokenizer.encode(read(path)).ids)]
     holds("its ids are the library's", tokens_in(W + "/gpt2_own1", ("train", "val")) == wanted, "other ids")
-    lines = read(W + "/bert_own1/vocab.txt").split("\n")
-    holds("BERT's begins with the special tokens", lines[:5] == WORDS[:5] and len(lines) == 1001, lines[:6])
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -264,10 +253,6 @@ def check_interruptions():
     verdict("SIGTERM", not_refused(done, "interrupted; .* the same command continues", 1))
     done = prepare("gpt2", out, *FILES, "--limit-tokens", "5000")
     verdict("other settings", not_refused(done, "another --limit-tokens"))
-    with open(out + "/preparation/preparation.lock", "a") as f:
-        fcntl.lockf(f, fcntl.LOCK_EX)
-        done = script(*words_of("gpt2", out, *FILES))
-        verdict("two at a time", not_refused(done, "another preparation is writing"))
     same("then the same command", prepare("gpt2", out, *FILES), out, wanted, "continuing from there")
     for kind in ("gpt2", "bert"):
         out = f"{W}/killed_{kind}"
@@ -276,15 +261,12 @@ def check_interruptions():
 
 
 def check_limits():
-    """The first tokens only: for BERT of whole documents."""
+    """The first tokens only."""
     flags = [*FILES, "--val-fraction", "0"]
     prepare("gpt2", W + "/all", *flags)
     prepare("gpt2", W + "/limited", *flags, *"--limit-tokens 900001 --processes 2 --shard-tokens 70000".split())
     right = tokens_in(W + "/limited") == tokens_in(W + "/all")[:900001]
     holds("--limit-tokens, GPT-2", right, "not the first 900001")
-    prepare("bert", W + "/limited_bert", *flags, "--limit-tokens", "90001", "--processes", "2")
-    count = int(np.fromfile(W + "/limited_bert/train_000000.bin", "<i4", 3)[2])
-    holds("--limit-tokens, BERT, whole documents", 90001 <= count < 95000, count)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -307,8 +289,6 @@ def check_datasets(hub, texts):
     os.environ["HF_ENDPOINT"] = hub.address
     done = script(*words_of("bert", W + "/hub_bert", "--dataset", "tinystories", "--processes", "2"))
     same("by name, of the hub", done, W + "/hub_bert", W + "/bert")
-    done = script(*words_of("gpt2", W + "/none", "--dataset", "nobody/nothing"))
-    verdict("no such data set", not_refused(done, "cannot be opened: .*Not Found"))
 
 
 def main():
@@ -324,10 +304,6 @@ def main():
             check_datasets(hub, texts)
         else:
             skip("datasets", f"{sys.executable} has no datasets library (pip install datasets)")
-        write(W + "/without/datasets.py", "raise ImportError")
-        os.environ["PYTHONPATH"] = W + "/without"
-        done = script(*words_of("gpt2", W + "/none", "--dataset", "fineweb"))
-        verdict("the library is missing", not_refused(done, "pip install datasets"))
     finish()
 
 

@@ -1,5 +1,5 @@
-/* Tests of the profiler without a GPU. Made-up CUPTI records of steps become a report whose text is
- * dev/test/profile_golden.txt; sums, files and refusals are checked by themselves. Run from the repository's root.
+/* Tests of the profiler without a GPU. Made-up CUPTI records of steps become a report, whose sums are those of
+ * dev/test/profile_golden.txt; rows and files are checked by themselves. Run from the repository's root.
  * Prints one line per case and `N passed, N failed`; exit status 1 if one failed.
  *
  *     build/test_profile golden     writes that file, after an intended change: read the difference */
@@ -203,10 +203,15 @@ static void test_files(Tests* t, int is_new) {
     report_write(written, NULL, out);
     char *summary = text_of(t, "out/summary.csv"), *csv = text_of(t, "out/kernels.csv"),
          *text = text_of(t, "out/profile.txt");
+    char* rows = strstr(text, "\nRows in order of execution\n");
+    CHECK(rows);
+    *rows++ = '\0';
     if (is_new) CHECK(write_file(GOLDEN, text, strlen(text)) == 0);
     char* golden = read_file(GOLDEN, (size_t)1 << 24, NULL, FAILED);
     case_begin(t, "files");
     EXPECT_TEXT(t, text, golden);
+    EXPECT(t, strstr(rows, "5000.00   5000.00    6000.00   6400.00  0.005  0.100    0.001   0.0  yes"));
+    EXPECT(t, strstr(rows, "14000.00  6000.00  host             gelu_forward_kernel           4\n"));
     EXPECT(t, strstr(summary, "\nnumber,span_ms,41.6\r\n") && strstr(summary, "\nnumber,unattributed,2\r\n"));
     EXPECT(t, strstr(csv, ",\"void evil<a, \"\"b\"\">(</script>\r\n)\"\r\n"));
     // A full disk is a warning.

@@ -38,14 +38,6 @@ command="$PROGRAM $model -x 9 --profile 2 -o whole"
 [ "$(head -n 1 whole/profile/profile.txt)" = "$command" ] || why+='the command is another'
 verdict 'files and the printed report' "$why"
 
-run $model -x 3 --profile 1 --profile-warmup 1 -o ''
-why=$(ended_with 0)$(says "$work/stdout" '^By op$')
-! grep -q 'whole profile' "$work/stdout" || why+='files are named'
-verdict "-o '': printed, no files" "$why"
-
-# ---------------------------------------------------------------------------------------------------------
-# Ranks
-
 prepare_ranks || { skip 'two ranks' "$why"; finish; exit; }
 timeout --foreground 180 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" $model -x 9 --profile 1 -o two \
     </dev/null >"$work/stdout" 2>"$work/stderr"

@@ -24,7 +24,6 @@ import shutil
 import sys
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from edit import edit  # noqa: E402
 from runs import Runs, case, flags_of, put_files, read_table  # noqa: E402
 from verdicts import finish  # noqa: E402

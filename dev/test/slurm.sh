@@ -87,16 +87,6 @@ why=$(ended_with 0)
 start half -y 1
 why=${why:-$(ended_with 0)}
 verdict 'and resume: the same bits' "${why:-$(cmp straight/model.safetensors half/model.safetensors 2>&1)}"
-timeout --foreground 120 mpirun --oversubscribe --bind-to none -np 2 "$PROGRAM" $model -x 12 -o other >"$work/stdout" 2>"$work/stderr" </dev/null
-status=$?
-why=$(ended_with 0)
-verdict "as under mpirun: the same bits" "${why:-$(cmp straight/model.safetensors other/model.safetensors 2>&1)}"
-srun -n 2 "$PROGRAM" $model -x 12 -o none </dev/null >"$work/stdout" 2>"$work/stderr"
-status=$?
-why=$(ended_with 2)
-grep -q '^error: srun started 2 ranks without MPI; .*srun --mpi=pmix -K -n 2' "$work/stderr" || why=${why:-"stderr: $(head -n 2 "$work/stderr")"}
-[ ! -e none ] || why=${why:-'it wrote files'}
-verdict 'srun without --mpi=pmix is refused' "$why"
 
 for signal in KILL STOP; do
     start lost$signal $model -x 100000 -n 0 --stop-after 5

@@ -1,19 +1,10 @@
-"""A stand-in for mlflow, as wandb.py. It has the experiments that are asked for and, once it was called, the runs."""
-import os
-from types import SimpleNamespace as Object
+"""A stand-in for mlflow, as wandb.py."""
+from unittest.mock import MagicMock
 
-from wandb import Recorder
+from wandb import record
 
-entities = Object(Metric=lambda key, value, timestamp, step: (step, key, value), Param=lambda *pair: pair)
-
-
-class MlflowClient(Recorder):
-    def get_experiment_by_name(self, name):
-        return Object(experiment_id=name)
-
-    def create_run(self, experiment, tags, run_name):
-        return Object(info=Object(run_id=tags["track_id"]), data=Object(params={}))
-
-    def search_runs(self, experiments, filter_string):
-        run = self.create_run(experiments, {"track_id": filter_string.split("'")[1]}, "")
-        return [run] * os.path.exists(os.environ["TRACK_RECORD"])
+entities, MlflowClient = MagicMock(Metric=lambda key, value, _, step: (step, key, value)), MagicMock()
+client = MlflowClient.return_value
+client.create_run.return_value.info.run_id = "a"
+client.log_param = lambda _, *setting: record([(0, *setting)])
+client.log_batch = lambda _, metrics: record(metrics)
