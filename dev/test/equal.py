@@ -167,6 +167,9 @@ def compared(how, folders):
     what += [] if words else [w for w in TEXTS if text_of(folders[0], w)]
     found = [d for d in (difference(folders[0], folders[-1], w, tolerance) for w in what if len(folders) > 1) if d]
     if kind == "other":
+        absent = [w for w in what if w not in TENSORS and not any(text_of(f, w) for f in folders)]
+        if absent:
+            return f"neither run has {absent}"
         return "" if len(found) == len(what) or len(folders) == 1 else f"of {what} some are the same"
     return found[0] if found else ""
 
