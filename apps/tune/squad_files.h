@@ -235,8 +235,10 @@ static inline void squad_check_ids(const Squad* s) {
     qsort(id, (size_t)s->questions, sizeof *id, squad_compare_words);
     for (int i = 1; i < s->questions; i++) {
         if (squad_compare_words(&id[i - 1], &id[i]) != 0) continue;
+        const SquadWord twice = id[i];
         Text t = {NULL, 0, 0};
-        squad_quote(&t, id[i].text, id[i].length);
+        free(id);
+        squad_quote(&t, twice.text, twice.length);
         die(USAGE, "%s: two questions have the id %s", s->file, t.text);
     }
     free(id);
