@@ -8,8 +8,7 @@
  * No padding: a micro-batch packs N tokens of S sequences. The masked-token head reads the M masked tokens.
  * B batch size, T maximum sequence length, V vocabulary size (Vp: padded), L layers, NH heads of HS channels,
  * C = NH * HS channels, F channels inside the MLP (4 C). s: how the rows are split into sequences.
- * floatX: the type of weights and activations; real: full precision. Operand: an input of linear layers, and
- * its 8-bit copy. */
+ * floatX: type of weights and activations. real: full precision. Operand: linear input and its 8-bit copy. */
 #define ATTENTION_MASK FULL            // compile attention with this mask only
 #include "llmc/bert/config.h"          // BertConfig: config.json, initial values, names in files
 #include "llmc/bert/fill_mask.h"       // samples
@@ -73,7 +72,7 @@ typedef struct {
     BlockActs* h;
 } Acts;
 
-// Symbols for the dimensions in the tables. ONE_DIM: no second dimension.
+// Symbols for dimensions in the tables. ONE_DIM: no second dimension. DIM_DN: rows of activation gradients.
 // clang-format off
 enum { ONE_DIM, DIM_V, DIM_VP, DIM_T, DIM_TYPES, DIM_C, DIM_3C, DIM_F, DIM_N, DIM_NH, DIM_M, DIM_S, DIM_NEXT,
        DIM_LOSSES, DIM_DN, DIMS };
@@ -155,9 +154,9 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     const BertConfig* c = &m->config;
     const BlockParams* p = &m->p.h[l];
     BlockActs* a = &m->a.h[l];
-    int last = l + 1 == c->L, N = s->rows, C = c->C;
+    int N = s->rows, C = c->C;
     Rows rows = {.N = N, .C = C};
-    Operand next = last ? (Operand){.v = a->ln2, .q = NULL} : a[1].in;
+    Operand next = l + 1 < c->L ? a[1].in : (Operand){.v = a->ln2, .q = NULL};
     ResidualBranch attention = {.r = a->mid, .dropout = dropout_at(m, s, l, SITE_DROPOUT_ATTENTION_OUT)};
     ResidualBranch mlp = {.r = a->out, .dropout = dropout_at(m, s, l, SITE_DROPOUT_MLP_OUT)};
 
@@ -198,9 +197,10 @@ static void forward_masked(Model* m, const floatX* x, const MlmInput* in, Contex
     const BertConfig* c = &m->config;
     const Acts* a = &m->a;
     int M = in->masked, C = c->C;
+    Rows rows = {.N = M, .C = C};
     gather_forward(a->masked, x, in->masked_rows, M, C, ctx);
     matmul_gelu_forward(a->transform, a->transform_pre, a->masked, m->p.transform, M, C, C, c->gelu, ctx);
-    layernorm_forward(a->lnt, a->lnt_stats, a->transform, m->p.lnt, (Rows){.N = M, .C = C}, (real)c->eps, ctx);
+    layernorm_forward(a->lnt, a->lnt_stats, a->transform, m->p.lnt, rows, (real)c->eps, ctx);
     matmul_forward(a->logits, a->lnt, m->p.decoder, M, C, m->Vp, SET, ctx);
 }
 
@@ -332,17 +332,18 @@ static void backward(Model* m, const MlmInput* in, Mode mode, Context* ctx) {
 static void compute_loss(Model* m, const MlmInput* in, MlmScales f, Direction pass, Mode mode, Context* ctx) {
     Losses losses = {.each = m->a.losses, .sum = &m->a.loss[0], .scale = f.masked, .mode = mode};
     NextSentenceLoss next = {.logits = m->a.next_logits, .labels = in->next_targets, .scale = f.next};
-    next.loss = &m->a.loss[1], next.correct = &m->a.correct[1], next.loss_scale = m->buffers.loss_scale;
+    next.loss = &m->a.loss[1];
+    next.correct = &m->a.correct[1];
+    next.loss_scale = m->buffers.loss_scale;
     NextSentenceGrads dnext = {.d = m->g.next, .dbias = m->g.pooler.b};
-    const int *targets = in->targets, M = in->masked, S = in->sequences.count;
-    const int C = m->config.C, V = m->config.V;
+    const int M = in->masked, S = in->sequences.count, C = m->config.C, V = m->config.V;
     scope_at(ctx, pass, -1);
     if (pass == FORWARD) {
-        classifier_forward(losses, m->a.logits, targets, M, V, m->Vp, ctx);
-        accuracy_forward(&m->a.correct[0], m->a.logits, targets, M, V, m->Vp, mode, ctx);
+        classifier_forward(losses, m->a.logits, in->targets, M, V, m->Vp, ctx);
+        accuracy_forward(&m->a.correct[0], m->a.logits, in->targets, M, V, m->Vp, mode, ctx);
         if (m->config.next) next_sentence_forward(next, m->a.pooled, m->p.next, S, C, mode, ctx);
     } else {
-        classifier_backward(losses, m->a.logits, targets, m->buffers.loss_scale, M, V, m->Vp, ctx);
+        classifier_backward(losses, m->a.logits, in->targets, m->buffers.loss_scale, M, V, m->Vp, ctx);
         if (m->config.next) next_sentence_backward(m->a.pooled, dnext, next, m->p.next, S, C, mode, ctx);
     }
 }
@@ -358,17 +359,14 @@ static void evaluate_batch(Model* m, const MlmInput* in, MlmScales scales, Mode 
 
 // Begin the tables with the encoder's rows. A micro-batch has at most B * T tokens, M of them masked, in S
 // sequences. `dims` [DIMS] gets the sizes. Allocates only the tables.
-static void encoder_plan(Model* m, BertConfig config, int B, int T, int M, int S, int recompute, int* dims) {
+static void encoder_plan(Model* m, BertConfig c, int B, int T, int M, int S, int recompute, int* dims) {
     ModelBuffers* b = &m->buffers;
-    memset(m, 0, sizeof *m);
-    m->config = config, m->recompute = recompute;
-    m->B = B, m->T = T, m->N = B * T, m->M = M, m->S = S;
-    m->Vp = (int)round_up((size_t)config.V, 128);
+    *m = (Model){.config = c, .B = B, .T = T, .N = B * T, .M = M, .S = S, .recompute = recompute};
+    m->Vp = (int)round_up((size_t)c.V, 128);
     b->table.fixed = recompute >= FORWARD_ONLY;
-    const int dN = b->table.fixed ? 0 : m->N;  // rows of activation gradients
     // clang-format off
-    const int sizes[DIMS] = {1, config.V, m->Vp, config.T, config.types, config.C, 3 * config.C, config.F,
-                             m->N, config.NH, M, S, 2, STEP_LOSSES, dN};
+    const int sizes[DIMS] = {1, c.V, m->Vp, c.T, c.types, c.C, 3 * c.C, c.F, m->N, c.NH, M, S, 2, STEP_LOSSES,
+                             b->table.fixed ? 0 : m->N};
     memcpy(dims, sizes, sizeof sizes);
 
     // Layers share the buffers of what the backward pass recomputes. Without that pass, they share all.
@@ -403,26 +401,26 @@ static void encoder_plan(Model* m, BertConfig config, int B, int T, int M, int S
         {"h.%d.lse",      offsetof(BlockActs, lse),            {DIM_NH, DIM_N}, kept},
     };
     // clang-format on
-    tensors_add_layers(&b->table, ENCODER_ROWS, COUNT_OF(ENCODER_ROWS), dims, config.L);
-    tensors_add_layers(&b->acts_table, acts, COUNT_OF(acts), dims, config.L);
-    tensors_add_layers(&b->stats_table, stats, COUNT_OF(stats), dims, config.L);
+    tensors_add_layers(&b->table, ENCODER_ROWS, COUNT_OF(ENCODER_ROWS), dims, c.L);
+    tensors_add_layers(&b->acts_table, acts, COUNT_OF(acts), dims, c.L);
+    tensors_add_layers(&b->stats_table, stats, COUNT_OF(stats), dims, c.L);
     b->structs[0] = (TensorStructs){&m->p, offsetof(Params, h), sizeof(BlockParams)};
     b->structs[1] = (TensorStructs){&m->g, offsetof(Grads, h), sizeof(BlockGrads)};
     b->structs[2] = (TensorStructs){&m->a, offsetof(Acts, h), sizeof(BlockActs)};
 
-    StepSizes step = {.attention = {.NH = config.NH, .HS = config.C / config.NH, .mask = FULL}};
-    step.embedding = (EmbeddingSizes){m->Vp, config.T, config.types, config.C, config.padding};
-    step.attention.dropout = dropout_make(config.attention_dropout, 0, 0, 0, 0, NULL);
-    step.N = m->N, step.T = T, step.F = config.F;
-    step.sequences = step.parts = S, step.fewest = B, step.head_rows = M;
-    b->step = step, b->batch_bytes = mlm_loader_ints(m->N, M, S) * sizeof(int);
+    StepSizes step = {.N = m->N, .sequences = S, .T = T, .fewest = B, .parts = S, .head_rows = M, .F = c.F};
+    step.attention = (AttentionShape){.NH = c.NH, .HS = c.C / c.NH, .mask = FULL};
+    step.attention.dropout = dropout_make(c.attention_dropout, 0, 0, 0, 0, NULL);
+    step.embedding = (EmbeddingSizes){m->Vp, c.T, c.types, c.C, c.padding};
+    b->step = step;
+    b->batch_bytes = mlm_loader_ints(m->N, M, S) * sizeof(int);
 }
 
 // Fill the tables: the encoder, then the pre-training heads.
-static void model_plan(Model* m, BertConfig config, int B, int T, int M, int S, int recompute) {
+static void model_plan(Model* m, BertConfig c, int B, int T, int M, int S, int recompute) {
     int dims[DIMS];
-    encoder_plan(m, config, B, T, M, S, recompute, dims);
-    TensorTable *table = &m->buffers.table, *acts = &m->buffers.acts_table, *stats = &m->buffers.stats_table;
+    encoder_plan(m, c, B, T, M, S, recompute, dims);
+    ModelBuffers* b = &m->buffers;
     // clang-format off
     static const TensorRow head_acts[] = {
         {"masked",        offsetof(Acts, masked),        {DIM_M, DIM_C}},
@@ -445,14 +443,14 @@ static void model_plan(Model* m, BertConfig config, int B, int T, int M, int S, 
         {"correct",       offsetof(Acts, correct),             {DIM_LOSSES}},
     };
     // clang-format on
-    tensors_add(table, DECODER_ROWS[config.tied], config.tied ? 1 : 2, dims, -1);
-    tensors_add(table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
-    if (config.next) tensors_add(table, NEXT_ROWS, COUNT_OF(NEXT_ROWS), dims, -1);
-    tensors_add(acts, head_acts, COUNT_OF(head_acts), dims, -1);
-    tensors_add(stats, head_stats, COUNT_OF(head_stats), dims, -1);
-    if (config.tied) model_buffers_tie(&m->buffers, offsetof(Params, decoder.w), offsetof(Params, word));
-    m->buffers.step.other_scratch = next_sentence_scratch_bytes(S, config.C);
-    model_buffers_finish_tables(&m->buffers);
+    tensors_add(&b->table, DECODER_ROWS[c.tied], c.tied ? 1 : 2, dims, -1);
+    tensors_add(&b->table, HEAD_ROWS, COUNT_OF(HEAD_ROWS), dims, -1);
+    if (c.next) tensors_add(&b->table, NEXT_ROWS, COUNT_OF(NEXT_ROWS), dims, -1);
+    tensors_add(&b->acts_table, head_acts, COUNT_OF(head_acts), dims, -1);
+    tensors_add(&b->stats_table, head_stats, COUNT_OF(head_stats), dims, -1);
+    if (c.tied) model_buffers_tie(b, offsetof(Params, decoder.w), offsetof(Params, word));
+    b->step.other_scratch = next_sentence_scratch_bytes(S, c.C);
+    model_buffers_finish_tables(b);
 }
 
 #ifndef NO_MAIN  // tests and apps/finetune_bert.cu include this file for the model only
@@ -475,8 +473,10 @@ static StepWork step_work(const Model* m, MlmCounts counts, int sequences) {
     const BertConfig* c = &m->config;
     StepWork work = {.consumed = sequences, .sequences = counts.sequences, .tokens = counts.tokens};
     work.flops = mlm_encoder_flops(counts, c->L, c->C, c->F) + mlm_heads_flops(counts, c->C, c->V, c->next);
-    work.losses[0] = &m->a.loss[0], work.loss_names[0] = "mlm_loss";
-    work.losses[1] = c->next ? &m->a.loss[1] : NULL, work.loss_names[1] = "nsp_loss";
+    work.losses[0] = &m->a.loss[0];
+    work.losses[1] = c->next ? &m->a.loss[1] : NULL;
+    work.loss_names[0] = "mlm_loss";
+    work.loss_names[1] = "nsp_loss";
     return work;
 }
 
@@ -543,26 +543,26 @@ static int settings_flags(Trainer* t) {
 }
 
 // Plan the tensors and memory of a model for sequences of T tokens, and allocate its batches.
-static void plan_model(Run* r, Model* m, MlmSource* data, BertConfig c, MlmRecipe recipe, int T, int recompute) {
+static void plan_model(Trainer* t, BertConfig c, MlmRecipe recipe, int T, int recompute) {
+    Run* r = &t->run;
+    Model* m = &t->model;
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);)
         model_plan(m, c, search.B, T, search.B * recipe.max_predictions, search.B * recipe.pack, recompute);
-    mlm_source_alloc(data, recipe, m->B, T, r->micro_steps, &r->ctx);
+    mlm_source_alloc(&t->data, recipe, m->B, T, r->micro_steps, &r->ctx);
 }
 
 // Check and open everything that the run needs. Nothing is written until all checks have passed.
 static void trainer_open(Trainer* t, int argc, char** argv) {
+    static const char usage[] = "./train_bert [flags]   (none: a small model on the built-in corpus)";
     Run* r = &t->run;
-    Model* model = &t->model;
-    MlmSource* data = &t->data;
-    int flags = settings_flags(t);
-    run_parse(r, flags, argc, argv, "./train_bert [flags]   (none: a small model on the built-in corpus)");
+    run_parse(r, settings_flags(t), argc, argv, usage);
     run_join(r, "data/builtin/bert/train.bin");
     run_find_model(r, "--phase2", t->mlm.phase2);
-    BertConfig config = bert_config_of_run(r, &t->mlm, &data->words);
+    BertConfig config = bert_config_of_run(r, &t->mlm, &t->data.words);
     int T = run_sequence_length(r, config.T);
-    plan_model(r, model, data, config, mlm_settings_recipe(&t->mlm, T), T, r->settings.recompute);
-    mlm_run_open_data(r, &t->mlm, data, config.V, T, bert_config_write_pretraining(&config));
-    bert_init_model(r, &model->buffers, bert_weight_rules(&model->config), BERT_UNREPORTED);
+    plan_model(t, config, mlm_settings_recipe(&t->mlm, T), T, r->settings.recompute);
+    mlm_run_open_data(r, &t->mlm, &t->data, config.V, T, bert_config_write_pretraining(&config));
+    bert_init_model(r, &t->model.buffers, bert_weight_rules(&t->model.config), BERT_UNREPORTED);
 }
 
 static void trainer_close(Trainer* t) {
@@ -573,27 +573,27 @@ static void trainer_close(Trainer* t) {
 
 #ifndef OTHER_MAIN  // apps/use_bert.cu has its own
 int main(int argc, char** argv) {
-    static Trainer trainer, *t = &trainer;
-    Run* r = &t->run;
+    static Trainer t;
+    Run* r = &t.run;
     process_begin(on_signal, argv);
-    trainer_open(t, argc, argv);
+    trainer_open(&t, argc, argv);
     // What is due every N steps, and after the last one, in this order.
     const DueWork due[] = {
         {r->val_every, run_report_fp8},
         {r->val_every, validate, "val_loss"},
         {r->val_every, validate, "ema_val_loss", 1},
-        {t->mlm.choices.every, validate_clozes, multiple_choice_last_key(&t->mlm.choices)},
+        {t.mlm.choices.every, validate_clozes, multiple_choice_last_key(&t.mlm.choices)},
         {r->has_val ? r->settings.sample_every : 0, sample},
         {r->settings.checkpoint_every, run_save},
     };
-    uint64_t tokens = t->data.train.text.files.tokens;
-    run_begin(r, due, COUNT_OF(due), tokens, "at most ", (double)t->model.T * run_step_sequences(r));
+    uint64_t tokens = t.data.train.text.files.tokens;
+    run_begin(r, due, COUNT_OF(due), tokens, "at most ", (double)t.model.T * run_step_sequences(r));
     while (run_next_step(r, (int)stop_signal)) {
-        train_step(r, &t->model, &t->data, t->mlm.loss_mean);
+        train_step(r, &t.model, &t.data, t.mlm.loss_mean);
         run_end_step(r);
     }
     run_end(r, "BERT training");
-    trainer_close(t);
+    trainer_close(&t);
     return DONE;
 }
 #endif

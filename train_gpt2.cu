@@ -6,8 +6,7 @@
  *
  * B batch size, T sequence length, N = B * T rows, V vocabulary size (Vp: padded), L layers, NH heads of HS
  * channels, C = NH * HS channels, F channels inside the MLP (4 C). s: how the rows are split into sequences.
- * floatX: the type of weights and activations; real: full precision. Operand: an input of linear layers, and
- * its 8-bit copy. */
+ * floatX: type of weights and activations. real: full precision. Operand: linear input and its 8-bit copy. */
 #define ATTENTION_MASK CAUSAL     // compile attention with this mask only
 #include "llmc/base/top_k.h"      // softmax_draw(), for samples
 #include "llmc/choices/room.h"    // HellaSwag and similar sets
@@ -127,7 +126,8 @@ static void forward_block(Model* m, int l, const Sequences* s, Context* ctx) {
     const Gpt2Config* c = &m->config;
     const BlockParams* p = &m->p.h[l];
     BlockActs* a = &m->a.h[l];
-    int last = l + 1 == c->L, N = s->rows, C = c->C;
+    const int last = l + 1 == c->L;
+    int N = s->rows, C = c->C;
     real eps = (real)c->eps;
     Operand next = last ? (Operand){.v = m->a.lnf, .q = NULL} : a[1].ln1;
     LayerNormStats next_stats = last ? m->a.lnf_stats : a[1].ln1_stats;
@@ -293,9 +293,7 @@ static double model_loss(const Model* m, Context* ctx) { return model_buffers_nu
 // attention within documents or other parts of a sequence. Allocates only the tables.
 static void model_plan(Model* m, Gpt2Config c, int B, int T, int recompute, int doc_mask) {
     ModelBuffers* b = &m->buffers;
-    memset(m, 0, sizeof *m);
-    m->config = c, m->recompute = recompute;
-    m->B = B, m->T = T, m->N = B * T;
+    *m = (Model){.config = c, .B = B, .T = T, .N = B * T, .recompute = recompute};
     m->Vp = (int)round_up((size_t)c.V, 128);
     b->table.fixed = recompute >= FORWARD_ONLY;
     const int dN = b->table.fixed ? 0 : m->N;  // rows of activation gradients
@@ -349,12 +347,13 @@ static void model_plan(Model* m, Gpt2Config c, int B, int T, int recompute, int 
     b->structs[1] = (TensorStructs){&m->g, offsetof(Grads, h), sizeof(BlockGrads)};
     b->structs[2] = (TensorStructs){&m->a, offsetof(Acts, h), sizeof(BlockActs)};
 
-    StepSizes step = {.attention = {.NH = c.NH, .HS = c.C / c.NH, .mask = CAUSAL}};
+    StepSizes step = {.N = m->N, .sequences = B, .T = T, .fewest = B, .head_rows = m->N, .F = c.F};
+    step.parts = doc_mask ? lm_data_planned_documents(B, m->N) : B;
+    step.attention = (AttentionShape){.NH = c.NH, .HS = c.C / c.NH, .mask = CAUSAL};
     step.attention.dropout = dropout_make(c.attention_dropout, 0, 0, 0, 0, NULL);
     step.embedding = (EmbeddingSizes){.V = m->Vp, .T = c.T, .types = 0, .C = c.C, .padding = -1};
-    step.N = step.head_rows = m->N, step.T = T, step.F = c.F;
-    step.sequences = step.fewest = B, step.parts = doc_mask ? lm_data_planned_documents(B, m->N) : B;
-    b->step = step, b->batch_bytes = lm_data_ints(B, T, doc_mask) * sizeof(int);
+    b->step = step;
+    b->batch_bytes = lm_data_ints(B, T, doc_mask) * sizeof(int);
 }
 
 #ifndef NO_MAIN  // tests include this file for the model only
@@ -376,8 +375,9 @@ static void on_signal(int number) { stop_signal = number; }
 // and those of attention, counted as if every token attended to its whole sequence.
 static StepWork step_work(const Model* m, int sequences) {
     const Gpt2Config* c = &m->config;
-    double N = (double)(m->buffers.table.parameters - (size_t)c->T * (size_t)c->C), n = sequences;
-    StepWork work = {.consumed = sequences, .sequences = n, .tokens = n * m->T, .losses = {m->a.loss}};
+    double N = (double)(m->buffers.table.parameters - (size_t)c->T * (size_t)c->C);
+    StepWork work = {.consumed = sequences, .sequences = (double)sequences, .losses = {m->a.loss}};
+    work.tokens = work.sequences * m->T;
     work.flops = work.tokens * (6 * N + 12.0 * c->L * c->C * m->T);
     return work;
 }
@@ -444,7 +444,8 @@ static void validate_choices(Run* r) {
 static void sample(Run* r) {
     Model* m = &((Trainer*)r)->model;
     const int V = m->config.V, T = m->T, tokens = r->settings.sample_tokens;
-    int begin = 0, count = 1, *text = (int*)xmalloc(((size_t)tokens + 1) * sizeof(int));
+    int begin = 0, count = 1;
+    int* text = (int*)xmalloc(((size_t)tokens + 1) * sizeof(int));
     uint64_t key = rng_stream((uint64_t)r->settings.seed, (uint64_t)r->step, 0, SITE_SAMPLE);
     HostView logits = host_view_open(m->a.logits, (size_t)m->Vp, VIEW_FLOATX);
     text[0] = run_end_of_text(r, V);
@@ -482,11 +483,14 @@ static Gpt2Config find_config(Run* r) {
     char* path = r->directory && !sizes ? xprintf("%s/config.json", r->directory) : NULL;
     run_find_tokenizer(r, r->directory, r->data_directory);
     int data_V = r->tokenizer.size ? r->tokenizer.size : 50257;
-    Gpt2Config c = path ? gpt2_config_read(path) : gpt2_config_from_descriptor(sizes ? sizes : r->source, data_V);
-    if (r->weights && c.tied) c.tied = weights_tie(r->weights, "transformer.", GPT2_HEAD, 1, r->group.rank == 0);
+    const char* descriptor = sizes ? sizes : r->source;
+    Gpt2Config c = path ? gpt2_config_read(path) : gpt2_config_from_descriptor(descriptor, data_V);
+    const int reports = r->group.rank == 0;
+    if (r->weights && c.tied) c.tied = weights_tie(r->weights, "transformer.", GPT2_HEAD, 1, reports);
     const double p = r->settings.dropout;
     if (p >= 0) c.embedding_dropout = c.attention_dropout = c.residual_dropout = p;
-    free(path), free(sizes);
+    free(path);
+    free(sizes);
     return c;
 }
 
@@ -494,7 +498,8 @@ static Gpt2Config find_config(Run* r) {
 static void plan_model(Trainer* t, Gpt2Config config, int T, int recompute) {
     Run* r = &t->run;
     Model* m = &t->model;
-    int doc_mask = r->settings.doc_mask, cuts = doc_mask ? run_end_of_text(r, config.V) : NO_CUTS;
+    const int doc_mask = r->settings.doc_mask;
+    const int cuts = doc_mask ? run_end_of_text(r, config.V) : NO_CUTS;
     for (BatchSearch search = run_search_batch(r); run_next_batch(r, &search, &m->buffers);) {
         model_plan(m, config, search.B, T, recompute, doc_mask);
         if (*t->choices.files) m->buffers.batch_bytes += multiple_choice_device_bytes(m->N);
@@ -537,27 +542,27 @@ static void trainer_open(Trainer* t, int argc, char** argv) {
 
 #ifndef OTHER_MAIN  // apps/use_gpt2.cu has its own
 int main(int argc, char** argv) {
-    static Trainer trainer, *t = &trainer;
-    Run* r = &t->run;
+    static Trainer t;
+    Run* r = &t.run;
     process_begin(on_signal, argv);
-    trainer_open(t, argc, argv);
-    uint64_t tokens = t->data.train_shards.tokens;
+    trainer_open(&t, argc, argv);
+    uint64_t tokens = t.data.train_shards.tokens;
     // What is due every N steps, and after the last one, in this order.
     const DueWork due[] = {
         {r->val_every, run_report_fp8},
         {r->val_every, validate, "val_loss"},
         {r->val_every, validate, "ema_val_loss", 1},
-        {t->choices.every, validate_choices, multiple_choice_last_key(&t->choices)},
+        {t.choices.every, validate_choices, multiple_choice_last_key(&t.choices)},
         {r->settings.sample_every, sample},
         {r->settings.checkpoint_every, run_save},
     };
-    run_begin(r, due, COUNT_OF(due), tokens, "", (double)t->model.T * run_step_sequences(r));
+    run_begin(r, due, COUNT_OF(due), tokens, "", (double)t.model.T * run_step_sequences(r));
     while (run_next_step(r, (int)stop_signal)) {
-        train_step(r, &t->model, &t->data);
+        train_step(r, &t.model, &t.data);
         run_end_step(r);
     }
     run_end(r, "GPT-2 training");
-    trainer_close(t);
+    trainer_close(&t);
     return DONE;
 }
 #endif

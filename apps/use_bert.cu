@@ -99,7 +99,7 @@ static void program_open(Program* p, int argc, char** argv) {
     if (explains) T = explain_mlm_open(&p->explanation, &p->explain, r, &t->data.words, c.V, T);
     MlmRecipe recipe = embed_recipe(&p->text, T, explains ? p->explain.predictions : T);
     if (!has_text && !explains) recipe = mlm_settings_recipe(&t->mlm, T);
-    plan_model(r, &t->model, &t->data, c, recipe, T, explains ? RECOMPUTE_NOTHING : FORWARD_ONLY);
+    plan_model(t, c, recipe, T, explains ? RECOMPUTE_NOTHING : FORWARD_ONLY);
     if (!has_text && !explains) mlm_run_open_data(r, &t->mlm, &t->data, c.V, T, bert_config_write_pretraining(&c));
     if (r->train_pattern && !t->data.has_val) die(USAGE, "--evaluate 1 needs validation data; name it with -j");
     bert_init_model(r, &t->model.buffers, bert_weight_rules(&t->model.config), BERT_UNREPORTED);
