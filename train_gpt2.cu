@@ -296,8 +296,7 @@ static void model_plan(Model* m, Gpt2Config c, int B, int T, int recompute, int 
     *m = (Model){.config = c, .B = B, .T = T, .N = B * T, .recompute = recompute};
     m->Vp = (int)round_up((size_t)c.V, 128);
     b->table.fixed = recompute >= FORWARD_ONLY;
-    const int dN = b->table.fixed ? 0 : m->N;  // rows of activation gradients
-    const int dims[DIMS] = {1, c.V, m->Vp, c.T, c.C, 3 * c.C, c.F, m->N, c.NH, dN};
+    const int dims[DIMS] = {1, c.V, m->Vp, c.T, c.C, 3 * c.C, c.F, m->N, c.NH, b->table.fixed ? 0 : m->N};
 
     // All layers share one buffer for an activation that the backward pass recomputes. Without a backward
     // pass they share all activations but qkv, whose keys and values are the KV cache of text generation.

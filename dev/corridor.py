@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Measure what one plain training step runs: functions, their lines, and the files that hold them.
 
-    python3 dev/corridor.py [--list] PROGRAM.cu [FILES LINES DENSITY ROOMS]
+    python3 dev/corridor.py [--list] PROGRAM.cu [FILES LINES DENSITY ROOMS TYPES]
 
 Builds the CPU program with gcc's --coverage, trains 3 and then 4 steps, and takes the functions that ran more often in
 the second run. Prints one line: the functions and their lines, the files that hold them and all of their lines, the
-percentage of these lines that ran (density), the functions in rooms (a plain step needs none of them), and the files
-and lines that the program includes in all. --list prints the functions by file first, in the order to read them. With
-four numbers, the exit status is 1 if a step needs more files or lines, a lower density, or more functions in rooms.
+percentage of these lines that ran (density), the functions in rooms (a plain step needs none of them), the types that
+the functions name, and the files and lines that the program includes in all. --list prints the functions by file first,
+in the order to read them, and the types. With five numbers, the exit status is 1 if a step needs more files or lines, a
+lower density, more functions in rooms, or more types.
 """
 import gzip, json, os, re, subprocess, sys, tempfile
 
@@ -47,6 +48,16 @@ def count_lines(path):
         return sum(1 for _ in f)
 
 
+def types_named(included, run):
+    """The project's structs, enums and function types that the lines of `run` name, but numbers and vectors of them."""
+    sources = {path: open(path, encoding="utf-8").read() for path in included}
+    forms = r"^(?:}|struct|enum|typedef .*[ *])\(?\*? ?([A-Z]\w*)(?:;|\)\(| {)"
+    defined = re.findall(forms, "\n".join(sources.values()), re.M)
+    lines = [line for path in run for n, line in enumerate(sources[path].split("\n"), 1) if n in run[path]]
+    code = re.sub(r'//.*|"(\\.|[^"\\\n])*"', "", "\n".join(lines))
+    return sorted(set(defined) & set(re.findall(r"\w+", code)))
+
+
 def main():
     words = [word for word in sys.argv[1:] if word != "--list"]
     if not words or words[0].startswith("-"):
@@ -73,12 +84,16 @@ def main():
              for name in functions[path]]
     rule = subprocess.run([*compile_command(source), "-MM"], check=True, capture_output=True, text=True).stdout
     included = set(re.findall(r"\S+\.(?:h|cuh|cu)\b", rule))
+    types = types_named(included, run)
+    if "--list" in sys.argv:
+        print(f"types: {' '.join(types)}")
     print(f"{source}: {sum(map(len, functions.values()))} functions of {ran} lines, in {len(run)} files of {read} lines, "
-          f"density {100 * ran / read:.0f} %; {len(rooms)} functions in rooms; "
+          f"density {100 * ran / read:.0f} %; {len(rooms)} functions in rooms; {len(types)} types; "
           f"{len(included)} files of {sum(map(count_lines, included))} lines included")
-    if limits and (len(run) > limits[0] or read > limits[1] or 100 * ran / read < limits[2] or len(rooms) > limits[3]):
+    if limits and (len(run) > limits[0] or read > limits[1] or 100 * ran / read < limits[2] or len(rooms) > limits[3]
+                   or len(types) > limits[4]):
         print(f"more than allowed ({limits[0]} files, {limits[1]} lines, density {limits[2]} %, {limits[3]} in rooms:"
-              f" {' '.join(rooms)})")
+              f" {' '.join(rooms)}, {limits[4]} types)")
         return 1
     return 0
 
