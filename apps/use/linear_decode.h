@@ -30,6 +30,7 @@ enum {
     LINEAR_DECODE_THREADS = 256,
     LINEAR_DECODE_LOADS = 4,   // vectors of weights that a lane has in flight
     LINEAR_DECODE_BLOCKS = 3,  // of a multiprocessor
+    LINEAR_DECODE_AHEAD = 2,   // outputs of a warp whose weights are on their way to the L2 cache
     LINEAR_DECODE_ROWS = 4,
     LINEAR_DECODE_BYTES = 40 << 10  // of a row of u: a block has 48 KB without asking for more
 };
@@ -45,6 +46,24 @@ typedef struct {
 
 static inline int linear_decode_takes(LinearSize z) {
     return (size_t)z.IC * sizeof(floatX) <= LINEAR_DECODE_BYTES && (sizeof(floatX) == 4 || z.N <= LINEAR_DECODE_ROWS);
+}
+
+// Bring the weights of output o to the L2 cache. A copy needs whole 16 bytes, which rows of vectors are.
+template <int W> __device__ inline void linear_decode_prefetch(const LinearDecodeArgs& a, int o) {
+#if __CUDA_ARCH__ >= 900
+    if (W > 1 && o < a.z.OC && threadIdx.x % WARP == 0)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(a.p.w + (size_t)o * (size_t)a.z.IC),
+                     "r"(a.z.IC * (int)sizeof(floatX)));
+#endif
+}
+
+// Bring this thread's columns of the layernorm's parameters to the L1 cache.
+template <int W> __device__ inline void linear_decode_prefetch_norm(const LinearDecodeArgs& a) {
+#if __CUDA_ARCH__ >= 900
+    if (a.f.norm.w)
+        for (int c = threadIdx.x * W; c < a.z.IC; c += LINEAR_DECODE_THREADS * W)
+            asm volatile("prefetch.global.L1 [%0];\n\tprefetch.global.L1 [%1];" ::"l"(a.norm.w + c), "l"(a.norm.b + c));
+#endif
 }
 
 // Row n of u. A thread reads only what it wrote.
@@ -81,7 +100,9 @@ __global__ void __launch_bounds__(LINEAR_DECODE_THREADS, LINEAR_DECODE_BLOCKS)
     constexpr int WARPS = LINEAR_DECODE_THREADS / WARP, LOADS = LINEAR_DECODE_LOADS;
     extern __shared__ int4 shared[];
     floatX* u = (floatX*)shared;
-    const int IC = a.z.IC, OC = a.z.OC, n = blockIdx.x, first = blockIdx.y * WARPS + threadIdx.x / WARP;
+    const int IC = a.z.IC, OC = a.z.OC, n = blockIdx.x;
+    const int first = blockIdx.y * WARPS + threadIdx.x / WARP, step = gridDim.y * WARPS;
+    floatX* y = a.y + (size_t)n * (size_t)OC;
     Vector<floatX, W> w[LOADS];
     auto load = [&](int o, int from) {
 #pragma unroll
@@ -89,12 +110,18 @@ __global__ void __launch_bounds__(LINEAR_DECODE_THREADS, LINEAR_DECODE_BLOCKS)
             if (from + i * WARP * W < IC && o < OC)
                 w[i] = load_vector<W>(a.p.w + (size_t)o * (size_t)IC + from + i * WARP * W);
     };
+    auto bias_of = [&](int o) { return a.p.b && o < OC ? to_float(a.p.b[o]) : 0; };
+    auto old_of = [&](int o) { return a.f.mode == ADD && o < OC ? to_float(y[o]) : 0; };
     load(first, threadIdx.x % WARP * W);
+    for (int i = 0; i < LINEAR_DECODE_AHEAD; i++) linear_decode_prefetch<W>(a, first + i * step);
+    linear_decode_prefetch_norm<W>(a);
+    float bias = bias_of(first);
     wait_for_earlier_kernels();
+    float old = old_of(first);
     linear_decode_input<W>(u, a, n);
-    for (int o = first; o < OC; o += gridDim.y * WARPS) {
-        floatX* y = a.y + (size_t)n * (size_t)OC + o;
-        float bias = a.p.b ? to_float(a.p.b[o]) : 0, old = a.f.mode == ADD ? to_float(*y) : 0, sum = 0;
+    for (int o = first; o < OC; o += step) {
+        float next_bias = bias_of(o + step), next_old = old_of(o + step), sum = 0;
+        linear_decode_prefetch<W>(a, o + LINEAR_DECODE_AHEAD * step);
         for (int from = threadIdx.x % WARP * W, c = 0; c < IC; c += LOADS * WARP * W, from += LOADS * WARP * W) {
             if (o > first || c > 0) load(o, from);
 #pragma unroll
@@ -110,7 +137,8 @@ __global__ void __launch_bounds__(LINEAR_DECODE_THREADS, LINEAR_DECODE_BLOCKS)
         }
         sum = warp_sum(sum) + bias;
         if (a.f.pre) sum = gelu_value(sum, a.f.gelu);
-        if (threadIdx.x % WARP == 0) *y = from_float<floatX>(old + sum);
+        if (threadIdx.x % WARP == 0) y[o] = from_float<floatX>(old + sum);
+        bias = next_bias, old = next_old;
     }
 }
 
