@@ -60,13 +60,8 @@ static inline float min_or_nan(float x, float limit) {
     return x;
 }
 
-// x = n ln 2 + r and q = exp(r) - 1, for |x| below about 1e5. A NaN gives q = NaN and a meaningless n.
-typedef struct {
-    int32_t n;
-    float q;
-} ExpParts;
-
-static inline ExpParts exp_parts(float x) {
+// exp(r) - 1 of x = n ln 2 + r, and n in *power, for |x| below about 1e5. A NaN gives a NaN and a meaningless n.
+static inline float exp_parts(float x, int32_t* power) {
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, stored in the low bits
     float shifted = multiply_add(x, 1.44269504f, magic);
     float n = shifted - magic;
@@ -78,12 +73,10 @@ static inline ExpParts exp_parts(float x) {
     h = multiply_add(h, r, 4.166635325e-2f);
     h = multiply_add(h, r, 0.166666668f);
     h = multiply_add(h, r, 0.5f);
-    ExpParts parts;
     uint32_t bits;
     memcpy(&bits, &shifted, sizeof bits);
-    parts.n = (int32_t)(bits - 0x4B400000u);
-    parts.q = multiply_add(r * r, h, r);
-    return parts;
+    *power = (int32_t)(bits - 0x4B400000u);
+    return multiply_add(r * r, h, r);
 }
 
 // 2^n for -126 <= n <= 127. Other n give a meaningless float, but no undefined behaviour.
@@ -96,16 +89,17 @@ static inline float exp2_int(int32_t n) {
 
 // exp(x) - 1 for |x| <= 80.
 static inline float expm1_small(float x) {
-    ExpParts parts = exp_parts(x);
-    float scale = exp2_int(parts.n);
-    return multiply_add(scale, parts.q, scale - 1.0f);
+    int32_t n;
+    float q = exp_parts(x, &n), scale = exp2_int(n);
+    return multiply_add(scale, q, scale - 1.0f);
 }
 
 static inline float real_exp(float x) {
     x = -min_or_nan(-min_or_nan(x, 89.0f), 104.0f);  // beyond these limits the result is inf or 0
-    ExpParts parts = exp_parts(x);
-    int32_t half = parts.n >> 1;  // 2^n in two factors: n may be 128 or -150, where 2^n is not a float
-    return (1.0f + parts.q) * exp2_int(half) * exp2_int(parts.n - half);
+    int32_t n;
+    float q = exp_parts(x, &n);
+    int32_t half = n >> 1;  // 2^n in two factors: n may be 128 or -150, where 2^n is not a float
+    return (1.0f + q) * exp2_int(half) * exp2_int(n - half);
 }
 
 static inline float real_tanh(float x) {
