@@ -48,22 +48,28 @@ static inline int linear_decode_takes(LinearSize z) {
     return (size_t)z.IC * sizeof(floatX) <= LINEAR_DECODE_BYTES && (sizeof(floatX) == 4 || z.N <= LINEAR_DECODE_ROWS);
 }
 
-// Bring the weights of output o to the L2 cache. A copy needs whole 16 bytes, which rows of vectors are.
-template <int W> __device__ inline void linear_decode_prefetch(const LinearDecodeArgs& a, int o) {
+// Bring `bytes` from `from` on, both multiples of 16, to the L2 cache.
+__device__ inline void prefetch_to_l2(const void* from, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
-    if (W > 1 && o < a.z.OC && threadIdx.x % WARP == 0)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(a.p.w + (size_t)o * (size_t)a.z.IC),
-                     "r"(a.z.IC * (int)sizeof(floatX)));
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 #endif
 }
 
-// Bring this thread's columns of the layernorm's parameters to the L1 cache.
+// Bring the cache line at `from` to the L1 cache.
+__device__ inline void prefetch_to_l1(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
+
+// The weights of output o.
+template <int W> __device__ inline void linear_decode_prefetch(const LinearDecodeArgs& a, int o) {
+    if (W > 1 && o < a.z.OC && threadIdx.x % WARP == 0)
+        prefetch_to_l2(a.p.w + (size_t)o * (size_t)a.z.IC, (unsigned)a.z.IC * (unsigned)sizeof(floatX));
+}
+
+// This thread's columns of the layernorm's parameters.
 template <int W> __device__ inline void linear_decode_prefetch_norm(const LinearDecodeArgs& a) {
-#if __CUDA_ARCH__ >= 900
-    if (a.f.norm.w)
-        for (int c = threadIdx.x * W; c < a.z.IC; c += LINEAR_DECODE_THREADS * W)
-            asm volatile("prefetch.global.L1 [%0];\n\tprefetch.global.L1 [%1];" ::"l"(a.norm.w + c), "l"(a.norm.b + c));
-#endif
+    for (int c = threadIdx.x * W; a.f.norm.w && c < a.z.IC; c += LINEAR_DECODE_THREADS * W) {
+        prefetch_to_l1(a.norm.w + c);
+        prefetch_to_l1(a.norm.b + c);
+    }
 }
 
 // Row n of u. A thread reads only what it wrote.

@@ -10,6 +10,8 @@
 
 inline float ex2_approx(float x) { return exp2f(x); }
 inline void wait_for_earlier_kernels(void) {}
+inline void prefetch_to_l2(const void*, unsigned) {}
+inline void prefetch_to_l1(const void*) {}
 
 #ifdef LLMC_FP8_QUANTIZE_CUH
 inline float quantize_max(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
